@@ -1,6 +1,6 @@
 """Everything a developer runs, on a machine with Python 3.11 and a package registry and nothing else.
 
-    python3 dev.py demo [ARGS]     show it running
+    python3 dev.py demo [ARGS]     show it running; --stay keeps a shop open, with the dashboard
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
                                    SQLAlchemy on the oldest release of it that is supported
     python3 dev.py bench [PARTS]   all benchmarks beside the peers, in about 15 minutes, or the named ones; --help lists them
@@ -9,6 +9,7 @@
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
     python3 dev.py check           lint, types, contracts and the site's build only
+    python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
     python3 dev.py env             only make the environment
     python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
@@ -66,7 +67,7 @@ PEERS = Environment(ROOT / ".venv-peers", ROOT / "requirements-peers.lock", has_
 NODE_PEERS = ROOT / "benchmarks" / "peers"
 PYTHON = WHOLE.python
 
-DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "email", "starlette")
+DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "email", "starlette", "dashboard")
 
 OLDEST = WHOLE.home / "oldest"
 OLDEST_LOCK = ROOT / "requirements-oldest.lock"
@@ -99,9 +100,19 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if command not in ("demo", "test", "bench", "model", "simulate", "kills", "check", "docs", "env", "lock") or (
-        command in ("check", "docs", "env") and rest
-    ):
+    if command not in (
+        "demo",
+        "test",
+        "bench",
+        "model",
+        "simulate",
+        "kills",
+        "screenshots",
+        "check",
+        "docs",
+        "env",
+        "lock",
+    ) or (command in ("check", "docs", "env") and rest):
         return usage_error()
     os.chdir(ROOT)
     environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
@@ -115,9 +126,9 @@ def main(arguments: Sequence[str]) -> int:
         become_python("-m", "benchmarks", *rest)
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
-    if command in ("simulate", "kills"):
-        module = {"simulate": "simulation", "kills": "support.crash"}[command]
-        return run("python", "-m", module, *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
+    if command in ("simulate", "kills", "screenshots"):
+        modules = {"simulate": "simulation", "kills": "support.crash", "screenshots": "support.pictures"}
+        return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)
     if command == "docs":

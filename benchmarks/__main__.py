@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks import drain, enqueue, latency, requests, scale, sends
+from benchmarks import dashboard, drain, enqueue, latency, requests, scale, sends
 from benchmarks.contestants import DEFAULT, notes
 from benchmarks.harness import Report, Series, Server, conditions, machine, running_server
 from benchmarks.report import add_to, print_part
@@ -46,7 +46,8 @@ def _chosen(arguments: argparse.Namespace) -> dict[str, Measuring]:
     if arguments.quick:
         return QUICK
     cases = {f"scale.{name}": partial(_scale, name, arguments.full) for name in scale.CASES}
-    parts: dict[str, Measuring] = {module.PART: module.measure for module in MODULES} | cases
+    large: dict[str, Measuring] = {dashboard.PART: partial(dashboard.measure, full=arguments.full)}
+    parts: dict[str, Measuring] = {module.PART: module.measure for module in MODULES} | cases | large
     named = set(arguments.parts) or {*parts}
     return {name: measure for name, measure in parts.items() if {name, name.partition(".")[0]} & named}
 
@@ -57,7 +58,7 @@ def _scale(name: str, full: bool, server: Server, size: float) -> Iterator[Serie
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(module.PART for module in MODULES), "scale", *(f"scale.{name}" for name in scale.CASES)]
+    names = [*(module.PART for module in MODULES), "scale", *(f"scale.{name}" for name in scale.CASES), dashboard.PART]
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"one or more of {', '.join(names)}; without one, all")
     parser.add_argument(
@@ -65,7 +66,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=float, default=1.0, help="a fraction of the usual size, such as 0.01")
     parser.add_argument(
-        "--full", action="store_true", help="scale with millions of entries, and after minutes: about an hour"
+        "--full",
+        action="store_true",
+        help="scale and dashboard with millions of entries, and after minutes: about an hour",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to write; docs for the project's own pages")
     arguments = parser.parse_args()

@@ -16,7 +16,8 @@ from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 
 from dispatchers.maintenance.body_partitions import drop_days
 from dispatchers.maintenance.jobs import Maintenance
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention import Retention
+from dispatchers.settings import KEEP
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 from outbox.sql.schema import define_tables

@@ -83,17 +83,41 @@ def _scale() -> Iterator[Goal]:
         ("hanging", "beside a hanging destination", 0.95),
         ("hanging", "after minutes", 0.95),
         ("pending", "many pending", 0.9),
+        ("kept", "many kept", 0.9),
         ("destinations", "many destinations", 0.9),
         ("retention", "beside retention", 0.8),
     ):
         yield Goal("scale", side, "per_second", ALONE, least=least, case=case)
     yield Goal("scale", "at the end", "memory_mb", "after a tenth", most=1.1, case="memory")
     yield Goal("scale", "idle", "cpu_percent", most=0.5, case="idle")
-    yield Goal("scale", "idle", "queries_per_second", most=2, case="idle")
+    yield Goal("scale", "idle", "queries_per_second", most=1, case="idle")
     yield Goal("scale", "started", "first_send_ms", most=1000, case="start")
 
 
-GOALS = (*_drain(), *_latency(), *_sends(), *_enqueue(), *_requests(), *_scale())
+PAGES = (
+    *(
+        "uncertain",
+        "overview",
+        "entries",
+        "destinations",
+        "ordering groups",
+        "requests",
+        "dispatchers",
+        "tables",
+        "audit log",
+    ),
+    *("find", "uncertain, filtered", "entries, filtered", "entries, of a parent", "entries, failed", "find, by a key"),
+    *("find, nothing", "requests, filtered", "ordering groups, all", "ordering group", "entry"),
+)
+
+
+def _dashboard() -> Iterator[Goal]:
+    for page in PAGES:
+        yield Goal("dashboard", page, "p95_ms", most=300, case="pages")
+    yield Goal("dashboard", "beside a dashboard", "per_second", ALONE, least=0.97, case="drain")
+
+
+GOALS = (*_drain(), *_latency(), *_sends(), *_enqueue(), *_requests(), *_scale(), *_dashboard())
 
 
 @dataclass(frozen=True)

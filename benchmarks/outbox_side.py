@@ -1,7 +1,8 @@
 """The outbox as a contestant: `benchmarks.contestants` says what each command does.
 
 `drain` takes the dispatcher's concurrency as a last argument, `work` the driver; without one they are the default.
-`both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, until terminated.
+`both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the pages of
+the dashboard, until terminated.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ import outbox
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.daemon import tuned_interpreter
 from dispatchers.maintenance.jobs import Maintenance
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention import Retention
+from dispatchers.settings import KEEP
 from outbox import migrations
 from outbox.sql.deployment import record_secrets
 from outbox.sql.schema import define_tables
@@ -146,6 +148,10 @@ if __name__ == "__main__":
             produce(int(rest[0]), int(rest[1]))
         case "retain":
             asyncio.run(retain())
+        case "poll":
+            from benchmarks.dashboard import poll
+
+            asyncio.run(poll(URL))
         case "both":
             with tuned_interpreter():
                 asyncio.run(both(int(rest[0]), int(rest[1])))

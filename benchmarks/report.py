@@ -11,6 +11,7 @@ from benchmarks.harness import Report, Series
 METRICS = {
     "per_second": ("a second", ",.0f"),
     "p50_ms": ("p50, ms", ".2f"),
+    "p95_ms": ("p95, ms", ".1f"),
     "p99_ms": ("p99, ms", ".2f"),
     "client_us": ("client CPU, µs", ",.0f"),
     "server_us": ("server CPU, µs", ",.0f"),
@@ -68,6 +69,11 @@ PARTS = {
         "Under load",
         "This measures the drain again, under conditions that are known to slow down queues on PostgreSQL, and the resources"
         " that an idle dispatcher uses.",
+    ),
+    "dashboard": Part(
+        "Dashboard",
+        "This measures each page of the dashboard over a large outbox, with its HTML, and the drain beside a dashboard of which"
+        " every page is open and refreshes every five seconds.",
     ),
 }
 

@@ -64,6 +64,18 @@ def pending(server: Server, size: float, *, full: bool) -> Iterator[Series]:
     yield from compared("pending", sides)
 
 
+def kept(server: Server, size: float, *, full: bool) -> Iterator[Series]:
+    """Beside very many that have been delivered and are kept. Each round drains further ones."""
+    jobs, many = scaled(JOBS, size), scaled(PENDING_FULL if full else PENDING, size)
+    ended = partial(add_settled, count=many, age="1 hour")
+    fresh(server, "bench_kept", ended, partial(add_waiting, count=jobs * 2 * ROUNDS))
+    sides: dict[str, Measure] = {
+        WITHOUT: partial(drained, server, jobs),
+        "many kept": partial(timed, server, "bench_kept", jobs),
+    }
+    yield from compared("kept", sides)
+
+
 def destinations(server: Server, size: float, *, full: bool) -> Iterator[Series]:
     """As many entries, of one destination and of very many."""
     jobs = scaled(JOBS * 2, size)
@@ -133,6 +145,7 @@ CASES = {
     "xmin": xmin,
     "hanging": hanging,
     "pending": pending,
+    "kept": kept,
     "destinations": destinations,
     "retention": retention,
     "memory": memory,

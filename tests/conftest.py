@@ -134,7 +134,7 @@ class Copies:
     def drop(self) -> None:
         for name in self._made:
             _execute(self._admin, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        for role in (*self._roles.values(), *(f"{kind}_{self._run}" for kind in ("maintenance", "dashboard"))):
+        for role in (*self._roles.values(), *(f"{kind}_{self._run}" for kind in ("upkeep", "dashboard", "operator"))):
             _execute(self._admin, f"DROP ROLE IF EXISTS {role}")
 
 
@@ -260,7 +260,8 @@ def _create_tables(url: sa.URL) -> None:
 def _give_rights(url: sa.URL, roles: Mapping[str, str]) -> None:
     """What `outbox db roles` prints; and the app's own tables are both roles', as they are the app's in life."""
     run = roles["app"].partition("_")[2]
-    script = outbox.migrations.roles(**roles, maintenance=f"upkeep_{run}", dashboard=f"dashboard_{run}")
+    others = {"maintenance": f"upkeep_{run}", "dashboard": f"dashboard_{run}", "operator": f"operator_{run}"}
+    script = outbox.migrations.roles(**roles, **others)
     names = ", ".join(roles.values())
     ours = ", ".join(Base.metadata.tables)
     password = "NULL" if url.password is None else f"'{url.password}'"

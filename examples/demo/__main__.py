@@ -12,16 +12,18 @@ from examples.demo.demo_run import run_demo
 from examples.demo.introduction import print_introduction
 from examples.demo.report import report
 from examples.demo.scenario import DemoOptions, Stuck
+from examples.demo.stay import stay
 from examples.demo.view import view
 
 LINES_WIDTH = 100
+ORDERS, OPENING_ORDERS = 300, 60
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="examples.demo", description="Charge cards during crashes, and audit the result."
     )
-    parser.add_argument("--orders", type=positive, default=300, help="how many checkouts (300)")
+    parser.add_argument("--orders", type=positive, help="how many checkouts (300; with --stay 60, and then more)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (a temporary PostgreSQL, else SQLite)")
     where.add_argument("--sqlite", action="store_true", help="use SQLite, and start no PostgreSQL")
@@ -29,15 +31,29 @@ def main() -> int:
     parser.add_argument(
         "--forgetful", action="store_true", help="a payment service that forgets every key at once: the audit must fail"
     )
+    parser.add_argument(
+        "--stay", action="store_true", help="keep a shop open until Ctrl-C, with the dashboard; no audit"
+    )
     given = parser.parse_args()
+    if given.stay and given.forgetful:
+        parser.error("--forgetful shows itself in the audit, and --stay makes none: leave one of them out")
     signal.signal(signal.SIGTERM, stop)
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=LINES_WIDTH)
-    options = DemoOptions(**vars(given))
-    print_introduction(console, options)
+    options = DemoOptions(
+        orders=given.orders or (OPENING_ORDERS if given.stay else ORDERS),
+        seed=given.seed,
+        database=given.database,
+        sqlite=given.sqlite,
+        forgetful=given.forgetful,
+    )
     try:
+        if given.stay:
+            stay(options, console)
+            return 0
+        print_introduction(console, options)
         with view(console) as shown:
             ending = run_demo(options, shown)
     except (ChildDied, Stuck) as error:

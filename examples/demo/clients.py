@@ -23,6 +23,7 @@ PATIENCE_SECONDS = 10.0
 HASTE_SECONDS = (0.001, 0.03)  # a checkout takes about 10 ms, so that some hang up before its commit and some after
 RACING = 0.2  # of the checkouts send two requests at once
 ATTEMPTS_MAX = 30
+CARD, NO_FUNDS = "pm_card_visa", "pm_card_chargeDeclinedInsufficientFunds"  # docs.stripe.com/testing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,13 @@ class Checkout:
     email: str
     amount: int
     currency: str
+    payment_method: str
     racing: bool
     after_seconds: float
 
 
-def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout]:
-    """What the clients want: `orders` of them, spread over `seconds`."""
+def checkouts(orders: int, seconds: float, seed: int, run: str, declined: float = 0) -> list[Checkout]:
+    """What the clients want: `orders` of them, spread over `seconds`. declined: the fraction whose card has no funds."""
     random = Random(seed)
 
     def wish(number: int) -> Checkout:
@@ -48,6 +50,7 @@ def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout
             email=f"customer-{customer}@example.com",
             amount=random.randint(500, 20_000),
             currency=random.choice(["eur", "usd", "chf"]),
+            payment_method=NO_FUNDS if random.random() < declined else CARD,
             racing=random.random() < RACING,
             after_seconds=(number + random.random()) * seconds / orders,
         )
@@ -78,7 +81,12 @@ async def ask(http: httpx.AsyncClient, wish: Checkout, random: Random, counts: C
         try:
             answer = await http.post(
                 "/checkout",
-                json={"amount": wish.amount, "currency": wish.currency, "email": wish.email},
+                json={
+                    "amount": wish.amount,
+                    "currency": wish.currency,
+                    "email": wish.email,
+                    "payment_method": wish.payment_method,
+                },
                 headers={"Idempotency-Key": wish.key, "X-Customer": wish.customer},
                 timeout=random.uniform(*HASTE_SECONDS) if hasty else PATIENCE_SECONDS,
             )
@@ -123,8 +131,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--run", default="demo", help="the beginning of every key")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--declined", type=float, default=0, help="the fraction of the cards that have no funds")
     given = parser.parse_args()
-    wishes = checkouts(given.orders, given.seconds, given.seed, given.run)
+    wishes = checkouts(given.orders, given.seconds, given.seed, given.run, given.declined)
     with given.results.open("w") as file:
         asyncio.run(run(given.shop_url, wishes, given.seed, file))
 

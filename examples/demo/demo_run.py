@@ -16,11 +16,12 @@ from dispatchers.testing.stripe_ledger import StripeLedger
 from examples.demo.audit import Audit, Excuses, audit
 from examples.demo.checkout_results import CheckoutResult, read_results
 from examples.demo.children import children
+from examples.demo.files import Files
 from examples.demo.folder import temporary_folder
 from examples.demo.mail_ledger import read_mails
 from examples.demo.operator_decision import Finding, resolve_one
 from examples.demo.orders import Base, connect
-from examples.demo.scenario import DemoOptions, Files, Scenario
+from examples.demo.scenario import DemoOptions, Scenario
 from examples.demo.snapshot import Snapshot
 from examples.demo.statements import read_paid, read_statements
 from examples.demo.view import View

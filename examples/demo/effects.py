@@ -43,7 +43,7 @@ def charged(session: Session, settlement: Settlement) -> None:
     )
 
 
-def make_dispatcher() -> Dispatcher:
+def make_dispatcher(effects: Operations = effects) -> Dispatcher:
     stripe = StripeAdapter(
         api_key=os.environ["STRIPE_API_KEY"],
         base_url=os.environ["STRIPE_URL"],

@@ -13,8 +13,9 @@ from sqlalchemy import Engine
 
 from dispatchers.testing.stripe_ledger import StripeLedger
 from examples.demo.checkout_results import CheckoutResult
+from examples.demo.files import Files
 from examples.demo.mail_ledger import read_mails
-from examples.demo.scenario import LOOK_EVERY_SECONDS, Files, Stuck
+from examples.demo.scenario import LOOK_EVERY_SECONDS, Stuck
 from examples.demo.snapshot import OPEN
 from examples.demo.statements import CHARGE, RECEIPT, Statement, read_statements
 from examples.demo.view import View
@@ -83,7 +84,7 @@ def findings(statements: Mapping[str, Sequence[Statement]], files: Files) -> lis
         )
         for order_id, entries in statements.items()
         for entry in entries
-        if entry.state == "uncertain"
+        if entry.state == "uncertain" and entry.operation in NAMES
     ]
 
 
@@ -108,10 +109,10 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def settled(engine: Engine, owner: CheckoutResult, finding: Finding) -> list[Statement]:
-    """Wait until the resolved entry, and what its callback enqueued, has ended. Return the order's entries."""
+    """Wait until the resolved entry, and the receipt that its callback enqueued, has ended. Return the order's entries."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        entries = read_statements(engine, [owner])[finding.order_id]
+        entries = [each for each in read_statements(engine, [owner])[finding.order_id] if each.operation in NAMES]
         ended = not any(entry.state in OPEN for entry in entries)
         if ended and any(entry.id == finding.entry.id and entry.state != "uncertain" for entry in entries):
             return entries

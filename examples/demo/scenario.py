@@ -1,20 +1,18 @@
 """The running processes: started, killed and observed."""
 
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import UUID
 
-import httpx
-
-from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_ledger import StripeLedger
 from examples.demo.checkout_results import read_results
 from examples.demo.children import Child, Children
+from examples.demo.files import Files
 from examples.demo.killer import Killer, Lease
 from examples.demo.mail_ledger import read_mails
+from examples.demo.processes import Processes
+from examples.demo.progress import ProgressReader
 from examples.demo.snapshot import PaymentService, Snapshot, Tally
 from examples.demo.view import View
 
@@ -67,25 +65,6 @@ class DemoOptions:
         return max(RUSH_SECONDS_MIN, self.orders / ORDERS_PER_SECOND)
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What the processes write and others read."""
-
-    folder: Path
-
-    @property
-    def payments(self) -> Path:
-        return self.folder / "payments.sqlite"
-
-    @property
-    def mails(self) -> Path:
-        return self.folder / "mails.jsonl"
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results.jsonl"
-
-
 class Scenario:
     """Starts the processes, kills the dispatcher, and waits until every entry has ended. The processes then still run.
 
@@ -97,34 +76,35 @@ class Scenario:
     ) -> None:
         self._options = options
         self._view = view
-        self._children = started
-        self._environment = dict(environment)
+        self._processes = Processes(started, environment, files, seed=options.seed)
         self._files = files
         self._killer = Killer(2 * options.orders)  # a charge and a receipt each
         self._ledger = StripeLedger(files.payments)
         self._began = time.monotonic()
-        self._others = [self._start_payment_service(), self._start_mail_server()]
-        shop = self._children.start("shop", "examples.demo.shop", environment=self._environment)
-        self._shop_url = f"http://127.0.0.1:{shop.first_line()}"
-        self._shop = httpx.Client(base_url=self._shop_url, trust_env=False, timeout=10)
-        self._others.append(shop)
+        window_hours = 0 if options.forgetful else None
+        self._others = [
+            self._processes.start_payment_service(PAYMENT_MISBEHAVIOUR, window_hours=window_hours),
+            self._processes.start_mail_server(MAIL_MISBEHAVIOUR),
+            self._processes.start_shop(),
+        ]
+        self._progress = ProgressReader(self._processes.shop_url)
         self._before: dict[str, Tally] = {}
 
     def close(self) -> None:
-        self._shop.close()
+        self._progress.close()
         self._ledger.close()
 
     def rush(self) -> Snapshot:
         """Start the clients. Return the state when every entry has ended, or when none has ended for a minute."""
-        self._before, _ = self._look()
+        self._before, _ = self._progress.read()
         if any(tally.open for tally in self._before.values()):
             raise Stuck(f"this database already has entries that wait to be sent: {self._before}")
-        dispatcher = self._start_dispatcher()
+        dispatcher = self._processes.start_dispatcher()
         self._began = time.monotonic()
-        clients = self._start_clients()
+        clients = self._processes.start_clients(self._options.orders, self._options.rush_seconds)
         ended, ended_at = 0, self._began
         while True:
-            tallies, leases = self._look()
+            tallies, leases = self._progress.read()
             now = self._snapshot(tallies)
             self._view.show(now)
             if not clients.running and clients.process.returncode != 0:
@@ -142,7 +122,7 @@ class Scenario:
             time.sleep(LOOK_EVERY_SECONDS)
 
     def snapshot(self) -> Snapshot:
-        return self._snapshot(self._look()[0])
+        return self._snapshot(self._progress.read().tallies)
 
     def report_event(self, event: str) -> None:
         self._view.report_event(time.monotonic() - self._began, event)
@@ -163,62 +143,19 @@ class Scenario:
         mails = sum(lease.destination == EMAIL for lease in interrupted)
         charges = len(interrupted) - mails
         self.report_event(f"dispatcher killed, and started again: it was sending {charges} charges and {mails} mails")
-        return self._start_dispatcher()
+        return self._processes.start_dispatcher()
 
     def _leases_left(self) -> list[Lease]:
         """The leases of a killed dispatcher, once they no longer change: the database may still execute the COMMIT of a claim."""
-        _, leases = self._look()
+        _, leases = self._progress.read()
         while True:
             time.sleep(QUIET_SECONDS)
-            _, later = self._look()
+            _, later = self._progress.read()
             if set(later) == set(leases):
                 return leases
             leases = later
 
-    # --- who is started
-
-    def _start_payment_service(self) -> Child:
-        arguments = [
-            "--port",
-            "0",
-            *service_arguments(PAYMENT_MISBEHAVIOUR, seed=self._options.seed, ledger=self._files.payments),
-        ]
-        if self._options.forgetful:
-            arguments += ["--window-hours", "0"]
-        service = self._children.start("payment-service", "dispatchers.testing.stripe_service", arguments)
-        self._environment["STRIPE_URL"] = f"http://127.0.0.1:{service.first_line()}"
-        self._environment["STRIPE_API_KEY"] = API_KEY
-        return service
-
-    def _start_mail_server(self) -> Child:
-        arguments = service_arguments(MAIL_MISBEHAVIOUR, seed=self._options.seed, ledger=self._files.mails)
-        server = self._children.start("mail-server", "examples.demo.mail_server", arguments)
-        self._environment["SMTP_PORT"] = server.first_line()
-        return server
-
-    def _start_dispatcher(self) -> Child:
-        arguments = ["run", "examples.demo.effects:make_dispatcher"]
-        return self._children.start("dispatcher", "dispatchers", arguments, self._environment)
-
-    def _start_clients(self) -> Child:
-        options = self._options
-        arguments = [self._shop_url, "--orders", str(options.orders), "--seconds", str(options.rush_seconds)]
-        arguments += ["--seed", str(options.seed), "--run", uuid.uuid4().hex[:12]]
-        arguments += ["--results", str(self._files.results)]
-        return self._children.start("clients", "examples.demo.clients", arguments)
-
     # --- the current state
-
-    def _look(self) -> tuple[dict[str, Tally], list[Lease]]:
-        """By destination, how many entries are in which state; and the lease of each that is being sent."""
-        answer = self._shop.get("/progress")
-        answer.raise_for_status()
-        progress = answer.json()
-        tallies: dict[str, Tally] = {}
-        for destination, state, entries in progress["entries"]:
-            tallies.setdefault(destination, Tally())[state] = entries
-        leases = [Lease(UUID(entry_id), token, destination) for entry_id, token, destination in progress["leases"]]
-        return tallies, leases
 
     def _snapshot(self, tallies: Mapping[str, Tally]) -> Snapshot:
         return Snapshot(
@@ -235,11 +172,3 @@ class Scenario:
     def _ours(self, tallies: Mapping[str, Tally], destination: str) -> Tally:
         """Without those of an earlier run on the same database."""
         return Tally(tallies.get(destination, Tally()) - self._before.get(destination, Tally()))
-
-
-def service_arguments(misbehaviour: Mapping[str, float], *, seed: int, ledger: Path) -> list[str]:
-    """The arguments that both services take."""
-    arguments = ["--seed", str(seed), "--ledger", str(ledger)]
-    for name, value in misbehaviour.items():
-        arguments += [name, str(value)]
-    return arguments

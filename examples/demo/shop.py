@@ -50,7 +50,7 @@ def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[o
                     "currency": order.currency,
                     "customer": customer,
                     "confirm": True,
-                    "payment_method": "pm_card_visa",
+                    "payment_method": cart["payment_method"],
                     "metadata": {"order_id": order.id},
                 },
             )

@@ -11,11 +11,11 @@ from support.mail_servers import KEY, adapter_for, send
 
 from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
 from dispatchers.testing.stripe_ledger import StripeLedger
+from examples.demo.files import Files
 from examples.demo.killer import POINTS, Killer, Lease
 from examples.demo.mail_ledger import Mail, MailRecord, read_mails
 from examples.demo.mail_server import Doorkeeper, Manners
 from examples.demo.operator_decision import Finding, findings, most_instructive
-from examples.demo.scenario import Files
 from examples.demo.statements import CHARGE, RECEIPT, Statement
 
 RECEIPT_MAIL = {"to": "ada@example.com", "subject": "Your receipt", "text": "Paid\n", "headers": {"X-Order-Id": "A"}}

@@ -20,6 +20,8 @@ from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
 from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAdapter
 from dispatchers.adapters.http.outcomes import MEANINGS, meaning_of, remembered
 from dispatchers.delivery import KeyFormat
+from dispatchers.settings import GivenSettings
+from dispatchers.settings import Settings as DispatcherSettings
 from dispatchers.testing.failpoints import POINTS
 from outbox import Keyring, Outbox, ParentKey, keys
 from outbox.configuration import Configuration, Settings
@@ -142,7 +144,7 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "dispatchers.adapters.SmtpAdapter": SmtpAdapter,
     "dispatchers.adapters.ImapSearch": ImapSearch,
 }
-NOT_SET_BY_USERS = {"self", "session", "store", "clock", "rng"}
+NOT_SET_BY_USERS = {"self", "session", "simulation"}
 
 
 def settings_of(markdown: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
@@ -153,7 +155,12 @@ def settings_of(markdown: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 def disagreeing_settings(function: Callable[..., Any], rows: list[dict[str, str]]) -> list[str]:
     """The names that only one of them has, or has with another default."""
-    parameters = inspect.signature(function).parameters
+    parameters = dict(inspect.signature(function).parameters)
+    if function is Dispatcher:  # its keywords of Settings
+        del parameters["settings"]
+        given = inspect.signature(DispatcherSettings).parameters
+        parameters |= {name: given[name] for name in GivenSettings.__annotations__}
+        parameters["limits"] = parameters["limits"].replace(default={})
     names = {
         "timedelta": timedelta,
         "KeyFormat": KeyFormat,

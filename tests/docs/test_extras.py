@@ -56,6 +56,14 @@ RUN += "'sqlite:///x.db', adapters={'crm': MemoryAdapter()}).run()"
                 ("django", "django"),
             ]
         ),
+        *(
+            (
+                [package],
+                "import dispatchers.dashboard",
+                f"ImportError: dispatchers.dashboard needs the package '{package}': pip install 'sqlalchemy-outbox[dashboard]'",
+            )
+            for package in ("starlette", "jinja2")
+        ),
     ],
 )
 def test_a_part_without_its_package_names_the_extra(packages: list[str], program: str, says: str) -> None:

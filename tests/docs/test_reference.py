@@ -34,7 +34,9 @@ def test_the_reference_names_every_public_name_of_outbox() -> None:
     assert all(f"`{name}`" in page or f"`outbox.{name}`" in page for name in methods | others)
 
 
-@pytest.mark.parametrize("package", ["dispatchers", "dispatchers.adapters", "outbox.http", "outbox.testing"])
+@pytest.mark.parametrize(
+    "package", ["dispatchers", "dispatchers.adapters", "dispatchers.dashboard", "outbox.http", "outbox.testing"]
+)
 def test_every_public_name_has_a_docstring_and_so_is_shown(package: str) -> None:
     loaded = griffe.load(package, search_paths=[str(ROOT)])
 

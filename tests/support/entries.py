@@ -21,6 +21,7 @@ import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
+from dispatchers.dispatcher import Simulation
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import as_record, on_record
 from dispatchers.store.claim_request import ClaimRequest
@@ -181,8 +182,10 @@ def settle(store: DatabaseStore, *settlements: tuple[ClaimedEntry, Transition]) 
 
 
 def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+    """settings: those of a `Dispatcher`, and of its `Simulation`."""
     engine = target.dispatchers_engine if isinstance(target, Database) else target
-    return Dispatcher(engine, outbox=ob, **{"poll": timedelta(milliseconds=20), **settings})
+    simulation = Simulation(**{name: settings.pop(name) for name in ("store", "clock", "rng") if name in settings})
+    return Dispatcher(engine, outbox=ob, simulation=simulation, **{"poll": timedelta(milliseconds=20), **settings})
 
 
 def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 import outbox
 from dispatchers.delivery import Window
 from dispatchers.maintenance.jobs import Maintenance
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention import Retention
+from dispatchers.settings import KEEP
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND
 from support.database import TABLES, Database

@@ -20,6 +20,7 @@ from support.python_processes import run_python
 
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.dispatcher import Simulation
 
 PARTS = 6  # of the seeds, so that several processes share them
 SEEDS_READ = 200  # the first, whose logs another test reads
@@ -131,12 +132,10 @@ def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> N
 
     async def live() -> None:
         dispatcher = Dispatcher(
-            store=CountingStore(database, process),
             outbox=OUTBOX,
             adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()},
             poll=timedelta(seconds=1),
-            clock=process.time,
-            rng=Random(1),
+            simulation=Simulation(store=CountingStore(database, process), clock=process.time, rng=Random(1)),
         )
         await dispatcher.pump(asyncio.Event())
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers import FOREVER, Delivery, Dispatcher, Outcome
+from dispatchers.dispatcher import Simulation
 from support.database import TABLES
 from support.entries import FileService
 
@@ -52,7 +53,7 @@ async def work(url: str, service: Poisonous) -> None:
         lease=timedelta(seconds=0.5),
         margin=timedelta(seconds=0.1),
         poll=timedelta(seconds=0.02),
-        rng=Hasty(),
+        simulation=Simulation(rng=Hasty()),
     )
     stopping = asyncio.Event()
     pump = asyncio.create_task(dispatcher.pump(stopping))

@@ -10,11 +10,9 @@ import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
-from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.gauges import Gauge
 from dispatchers.store.ordering import NextIsLocked
-from dispatchers.store.protocol import CallbacksChanged, Exchange
+from dispatchers.store.protocol import CallbacksChanged, Exchange, Survey
 from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
@@ -263,10 +261,6 @@ class RemoteStore:
         for transaction in self._open:
             self._world.at(self._world.rng.choice([0.0, 0.1, 1.0]), transaction.rollback)
 
-    async def destinations(self) -> list[str]:
-        names: list[str] = await self._ask(self._database.store.destinations)
-        return names
-
     async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         await self._ask(lambda: self._database.store.request_lookups(wanted, fencing_delay))
         return None
@@ -275,9 +269,9 @@ class RemoteStore:
         watched: IdentityCheck = await self._ask(lambda: check_identity(self._database.store, env, known))
         return watched
 
-    async def flow_states(self) -> FlowStates:
-        flow_states: FlowStates = await self._ask(self._database.store.flow_states)
-        return flow_states
+    async def survey(self) -> Survey:
+        survey: Survey = await self._ask(self._database.store.survey)
+        return survey
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
         fields: KeyFields = await self._ask(lambda: fields_of(self._database.invariants.entries[entry_id]))
@@ -289,25 +283,16 @@ class RemoteStore:
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         return False
 
-    async def gauges(self) -> dict[str, Gauge]:
-        return {}
-
     connections_max = None
 
     @property
     def place(self) -> str:
         return "nowhere"
 
-    async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        return None
-
-    async def require_environment(self, env: str) -> None:
+    async def require_usable(self, env: str, keyring: Keyring) -> None:
         pass
 
-    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
-        pass
-
-    async def check(self) -> None:
+    async def record_secrets(self, keyring: Keyring) -> None:
         pass
 
     async def close(self) -> None:

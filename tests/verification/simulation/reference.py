@@ -17,6 +17,7 @@ from dispatchers.store import queue_update
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import read_object
 from dispatchers.store.ordering import MOMENT
+from dispatchers.store.protocol import Survey
 from dispatchers.store.queries import Wanted
 from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
@@ -331,13 +332,10 @@ class ReferenceStore(Tables):
 
     # --- questions
 
-    def destinations(self) -> list[str]:
-        return sorted({self.entries[id].destination for id in self.queue})
-
-    def flow_states(self) -> FlowStates:
-        """Of the destinations that are throttled, or may be soon."""
+    def survey(self) -> Survey:
         now = self.clock()
-        return FlowStates(now, {name: row for name, row in self.flow.items() if row != FlowState()})
+        throttled = {name: row for name, row in self.flow.items() if row != FlowState()}
+        return Survey(sorted({self.entries[id].destination for id in self.queue}), FlowStates(now, throttled))
 
     def states(self) -> list[str]:
         """Of every entry, ended ones included."""

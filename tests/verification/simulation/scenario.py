@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.delivery import FOREVER
+from dispatchers.dispatcher import Simulation
 from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore
@@ -158,7 +159,6 @@ class Scenario:
         store = RemoteStore(self.database, process)
         pinned = self._pinned(number)
         dispatcher = Dispatcher(
-            store=store,
             outbox=OUTBOX,
             include=[self.app.callbacks(self._called_back(number))],
             adapters={
@@ -170,8 +170,7 @@ class Scenario:
             margin=MARGIN,
             poll=timedelta(seconds=2),
             grace=timedelta(seconds=3),
-            clock=process.time,
-            rng=Random(self.rng.getrandbits(64)),
+            simulation=Simulation(store=store, clock=process.time, rng=Random(self.rng.getrandbits(64))),
         )
         process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
         with suppress(sa.exc.OperationalError):  # the grace was over before the database was back
