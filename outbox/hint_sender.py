@@ -47,11 +47,13 @@ class HintSender:
         self._lock = Lock()
         self._thread: Thread | None = None
         self._sent_at = self._again_at = 0.0
+        self.used_at = time.monotonic()
         self._busy_since: float | None = None
         self._failures = 0
 
     def send(self, channel: str, hint: Hint, *, taken: int | None, committing: Committing | None = None) -> None:
         """taken: the server process of the connection that has committed."""
+        self.used_at = time.monotonic()
         if taken is not None and not self._link.is_open:
             self._link.taken.add(taken)
         if self._queue.qsize() < WAITING_MAX:

@@ -29,7 +29,8 @@ log = logging.getLogger("outbox.hints")
 
 Hear = Callable[[Due], None]
 
-SENDERS_MAX = 16  # a process with more engines, each perhaps for one task only, leaves the rest to polling
+SENDERS_MAX = 16  # of a process: each has a thread and a connection
+SENDER_RESTS_SECONDS = 1.0  # until another engine may take the place of one that has nothing to send
 EXIT_SECONDS = 0.3  # how long a process that ends waits for its last hints
 
 
@@ -175,15 +176,29 @@ _left_behind: list[object] = []
 
 
 def _sender_of(engine: Engine) -> HintSender | None:
-    """Made at the first hint. It ends with the pool: at `engine.dispose()`, or when the engine is gone."""
+    """Made at the first hint. It ends with the pool: at `engine.dispose()`, or when the engine is gone.
+
+    Where an app makes an engine for each task, many wait to be collected: the one that has rested longest ends for a new one.
+    Returns: None if all of them were used just now. Those that get no hint poll.
+    """
     sender = _senders.get(engine.pool)
     if sender is None:
         with _lock:
             sender = _senders.get(engine.pool)
-            if sender is None and len(_senders) < SENDERS_MAX:
+            if sender is None and (len(_senders) < SENDERS_MAX or _end_longest_resting()):
                 sender = _senders[engine.pool] = HintSender(engine)
                 finalize(engine.pool, sender.stop).atexit = False
     return sender
+
+
+def _end_longest_resting() -> bool:
+    """End one sender, after what it still has to send. Returns: whether one had rested long enough."""
+    pool, sender = min(_senders.items(), key=lambda item: item[1].used_at)
+    if time.monotonic() - sender.used_at < SENDER_RESTS_SECONDS:
+        return False
+    del _senders[pool]
+    sender.stop()
+    return True
 
 
 def _stop_all() -> None:

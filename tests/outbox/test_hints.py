@@ -298,6 +298,23 @@ def test_a_process_of_many_engines_has_few_senders(postgresql: Database, ob: out
     assert len(postgresql.entries) == len(engines)
 
 
+def test_a_new_engine_takes_the_sender_that_has_rested_longest(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an app that makes an engine for each task: the earlier ones are not collected yet."""
+    monkeypatch.setattr(hints, "SENDERS_MAX", 2)
+    monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
+    engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(4)]
+    with listening(postgresql) as ear:
+        for number, engine in enumerate([*engines, engines[0]]):
+            commit_on(engine, ob, f"order:{number}")
+            assert ear.next().due == CRM
+    assert list(hints._senders) == [engines[3].pool, engines[0].pool]
+    wait_for(lambda: len(senders()) == 2)
+    for engine in engines:
+        engine.dispose()
+
+
 def test_a_connection_that_was_ended_is_replaced(postgresql: Database, ob: outbox.Outbox) -> None:
     with listening(postgresql) as ear:
         by_session(postgresql, ob)
