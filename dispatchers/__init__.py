@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dispatchers.callbacks import Completed, SettledEntry, Settlement
     from dispatchers.delivery import (
-        FOREVER,
         NATIVE,
         Absent,
         Adapter,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from dispatchers.dispatcher import Dispatcher
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
+    from dispatchers.time_limits import FOREVER
 
 __all__ = [
     "FOREVER",
@@ -69,6 +69,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Breaker": "flow_control.state",
     "Completed": "callbacks",
     "Dispatcher": "dispatcher",
+    "FOREVER": "time_limits",
     "Limits": "flow_control.state",
     "Operations": "operations",
     "SettledEntry": "callbacks",

@@ -13,19 +13,9 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from dispatchers.decide_lookup import admit_lookup, judge
-from dispatchers.delivery import (
-    Deferred,
-    Delivered,
-    Finding,
-    InProgress,
-    KeyConflict,
-    Memory,
-    Outcome,
-    Rejected,
-    Unknown,
-)
+from dispatchers.delivery import Deferred, Delivered, Finding, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.stored_outcome import KEY_CONFLICT, SEND_AGAIN, Known, LookupState
-from dispatchers.time_limits import CENTURY, backoff, last_safe_send, remembered, same_key_is_safe
+from dispatchers.time_limits import CENTURY, Memory, backoff, last_safe_send, remembered, same_key_is_safe
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,

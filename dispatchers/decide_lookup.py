@@ -7,9 +7,9 @@ A lookup proves absence only if it began when no earlier sender could be running
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
+from dispatchers.delivery import Absent, CannotTell, Finding, Found
 from dispatchers.stored_outcome import LookupState
-from dispatchers.time_limits import CENTURY, backoff, last_safe_send
+from dispatchers.time_limits import CENTURY, Memory, backoff, last_safe_send
 from dispatchers.transitions import AwaitLookup, ClaimedEntry, MarkUncertain, Release, SendAgain, Settle, Transition
 
 LOOKUP_FIRST = timedelta(minutes=1)

@@ -8,27 +8,15 @@ returns whether the service shows the effect of an earlier attempt.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
 from outbox.times import EPOCH
-
-
-class Forever(Enum):
-    """The window of a service that never forgets a key (a natural key, an upsert, a PUT)."""
-
-    FOREVER = "forever"
-
-
-FOREVER: Final = Forever.FOREVER
-"""The window of a service that never forgets a key: a natural key, an upsert."""
-Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
-
 
 # --- what an adapter gets
 
@@ -140,6 +128,9 @@ class Unknown:
 
 Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown
 """What `send` returns: one of these six."""
+
+RESULT_BYTES_MAX: Final = 64 * 1024
+"""The longest result that is stored, as JSON. Of a longer one only the length is stored."""
 
 
 # --- the result of a lookup: a closed union
@@ -293,23 +284,3 @@ class Adapter(Protocol):
     async def send(self, delivery: Delivery) -> Outcome:
         """Call the service once. Return an outcome for the service's errors too. An exception counts as `Unknown`."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """The adapter's declarations that `decide` needs, as plain values.
-
-    fencing_delay: how long a send that lost its lease may still be in flight. can_look_up: whether there is a `find`.
-    form: the key format and what else a send is pinned to.
-    """
-
-    window: Window
-    timeout: timedelta = timedelta(seconds=30)
-    at_least_once: bool = False
-    attempts_max: int = 20
-    age_max: timedelta = timedelta(days=3)
-    failure_blocks_group: bool = True
-    margin: timedelta = field(default=timedelta(seconds=5))
-    fencing_delay: timedelta = timedelta(seconds=65)
-    can_look_up: bool = False
-    form: str = ""

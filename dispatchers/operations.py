@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
-from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Window
+from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat
+from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 

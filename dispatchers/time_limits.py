@@ -1,14 +1,45 @@
-"""How long an entry may be sent again under its key, and how long it waits before that. Pure arithmetic."""
+"""How long a service remembers a key, and what follows for the sends of an entry in doubt. Pure arithmetic."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-
-from dispatchers.delivery import FOREVER, Memory
+from enum import Enum
+from typing import Final, Literal, TypeAlias
 
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
 CENTURY = timedelta(days=36_525)  # longer than any limit in practice, and no calendar overflows
 DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
+
+
+class Forever(Enum):
+    """The window of a service that never forgets a key (a natural key, an upsert, a PUT)."""
+
+    FOREVER = "forever"
+
+
+FOREVER: Final = Forever.FOREVER
+"""The window of a service that never forgets a key: a natural key, an upsert."""
+Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The adapter's declarations that `decide` needs, as plain values.
+
+    fencing_delay: how long a send that lost its lease may still be in flight. can_look_up: whether there is a `find`.
+    form: the key format and what else a send is pinned to.
+    """
+
+    window: Window
+    timeout: timedelta = timedelta(seconds=30)
+    at_least_once: bool = False
+    attempts_max: int = 20
+    age_max: timedelta = timedelta(days=3)
+    failure_blocks_group: bool = True
+    margin: timedelta = field(default=timedelta(seconds=5))
+    fencing_delay: timedelta = timedelta(seconds=65)
+    can_look_up: bool = False
+    form: str = ""
 
 
 def remembered(in_doubt_since: datetime | None, memory: Memory, now: datetime) -> bool:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, unquote_plus
 
-from dispatchers.delivery import Finding, Outcome
-from dispatchers.sanitize import RESULT_BYTES_MAX
+from dispatchers.delivery import RESULT_BYTES_MAX, Finding, Outcome
 
 Sanitized = TypeVar("Sanitized", bound=Outcome | Finding)
 

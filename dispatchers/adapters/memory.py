@@ -6,18 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from dispatchers.delivery import (
-    FOREVER,
-    Absent,
-    Adapter,
-    Delivered,
-    Delivery,
-    Finding,
-    Found,
-    Outcome,
-    Rejected,
-    Window,
-)
+from dispatchers.delivery import Absent, Adapter, Delivered, Delivery, Finding, Found, Outcome, Rejected
+from dispatchers.time_limits import FOREVER, Window
 
 
 class MemoryAdapter(Adapter):

@@ -23,6 +23,7 @@ from dispatchers.admin.decision_effects import (
     text_of,
 )
 from dispatchers.admin.decision_rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
+from dispatchers.delivery import RESULT_BYTES_MAX
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
@@ -34,7 +35,6 @@ from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 
 REASON_CHARS_MAX = 1000
-RESULT_BYTES_MAX = 64 * 1024
 ACTOR_CHARS_MAX = 255
 
 

@@ -6,10 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from dispatchers.admin.dispatchers import live
-from dispatchers.delivery import FOREVER, Memory, Window
 from dispatchers.names import prefixes
 from dispatchers.store.heartbeats import DispatcherSeen
-from dispatchers.time_limits import CENTURY, last_safe_send
+from dispatchers.time_limits import CENTURY, FOREVER, Memory, Window, last_safe_send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 from sqlalchemy import Row
 
 from dispatchers.admin.decision_rules import why_not_cancel, why_not_release, why_not_resolve, why_not_retry
-from dispatchers.delivery import Memory
 from dispatchers.stored_outcome import KEY_CONFLICT, read_outcome
-from dispatchers.time_limits import last_safe_send, same_key_is_safe
+from dispatchers.time_limits import Memory, last_safe_send, same_key_is_safe
 
 Decision: TypeAlias = Literal[
     "look_up", "same_key", "new_key", "happened", "did_not_happen", "retry", "cancel", "release"

@@ -12,8 +12,8 @@ from dispatchers.admin.decision_effects import look_up_row, refused, send_again_
 from dispatchers.admin.decisions import check_decision, entry_row, log_decision
 from dispatchers.admin.key_window import memory_of
 from dispatchers.admin.safe_decisions import why_not_look_up, why_not_new_key, why_not_same_key
-from dispatchers.delivery import Memory
 from dispatchers.store.heartbeats import read_dispatchers
+from dispatchers.time_limits import Memory
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import database_now
 from outbox.sql.schema import Tables

@@ -51,7 +51,7 @@ class Window(Span):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "forever":
-            from dispatchers.delivery import FOREVER
+            from dispatchers.time_limits import FOREVER
 
             return FOREVER
         return super().convert(value, param, ctx)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from dispatchers.delivery import FOREVER, Window
-from dispatchers.time_limits import CENTURY
+from dispatchers.time_limits import CENTURY, FOREVER, Window
 from outbox.errors import ConfigurationError
 
 MARGIN = timedelta(days=1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
+from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
     COOLDOWN_DEFAULT,
@@ -27,7 +27,7 @@ from dispatchers.flow_control.state import (
     service_of,
     still_taken,
 )
-from dispatchers.time_limits import without_pause
+from dispatchers.time_limits import Memory, without_pause
 from dispatchers.transitions import ClaimedEntry
 from outbox.times import NEVER
 

@@ -19,7 +19,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from dispatchers.delivery import FOREVER, Window
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.settings import Settings
 from dispatchers.store import heartbeats
@@ -28,6 +27,7 @@ from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Store
 from dispatchers.store.send_counts import add_counts
 from dispatchers.telemetry.tally import Tallied, Tally
+from dispatchers.time_limits import FOREVER, Window
 from outbox.times import EPOCH
 
 log = logging.getLogger("outbox.dispatcher")

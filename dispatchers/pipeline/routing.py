@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from dispatchers.decide import is_repeatable
-from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
+from dispatchers.delivery import Adapter, CannotTell, Delivery, KeyFormat
 from dispatchers.names import did_you_mean, prefixes
 from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.threads import as_async
+from dispatchers.time_limits import FOREVER, Memory
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation

@@ -16,8 +16,8 @@ from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Find
 from dispatchers.pipeline.activity_log import ActivityLog, result_of
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
+from dispatchers.pipeline.sanitize import storable, storable_finding
 from dispatchers.pipeline.send_queue import SendQueue, Work
-from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import GuardedTrace

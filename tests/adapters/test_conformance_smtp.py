@@ -14,8 +14,8 @@ import pytest
 from support.mail_servers import CLOSE, DRIP, HANG, RESET, Faulty, adapter_for, faulty_server
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
-from dispatchers.delivery import Window
 from dispatchers.testing.conformance import AdapterSuite, Scenario
+from dispatchers.time_limits import Window
 
 PASSWORD = "open-sesame-5eb63bbb"
 LOGIN = base64.b64encode(f"\0shop\0{PASSWORD}".encode()).decode()

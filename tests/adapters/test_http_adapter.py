@@ -16,17 +16,8 @@ from dispatchers.adapters import HttpAdapter
 from dispatchers.adapters.credentials import HIDDEN
 from dispatchers.adapters.http.outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
 from dispatchers.adapters.transport import NEVER_SENT, Answer
-from dispatchers.delivery import (
-    FOREVER,
-    Deferred,
-    Delivered,
-    Delivery,
-    InProgress,
-    KeyConflict,
-    Outcome,
-    Rejected,
-    Unknown,
-)
+from dispatchers.delivery import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers.time_limits import FOREVER
 from outbox.errors import ConfigurationError
 
 KEY = "ck1_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX"

@@ -11,9 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from dispatchers.delivery import FOREVER, NATIVE, Adapter, Delivered, Delivery, KeyFormat, Outcome
+from dispatchers.delivery import NATIVE, Adapter, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.operations import Operations
 from dispatchers.pipeline.routing import Routes, check_adapter, merge
+from dispatchers.time_limits import FOREVER
 from outbox.errors import ConfigurationError, InvalidValue
 
 SECOND = timedelta(seconds=1)

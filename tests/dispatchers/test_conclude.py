@@ -23,9 +23,9 @@ from test_decide import (
 )
 
 from dispatchers.decide import conclude, keep
-from dispatchers.delivery import Delivered, KeyConflict, Memory, Rejected, Unknown
+from dispatchers.delivery import Delivered, KeyConflict, Rejected, Unknown
 from dispatchers.stored_outcome import Known
-from dispatchers.time_limits import BACKOFF_FIRST
+from dispatchers.time_limits import BACKOFF_FIRST, Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, SendAgain, Settle
 
 FENCING_DELAY = timedelta(seconds=65)

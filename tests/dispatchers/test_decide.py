@@ -9,19 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatchers.decide import admit, decide
-from dispatchers.delivery import (
-    FOREVER,
-    Deferred,
-    Delivered,
-    InProgress,
-    KeyConflict,
-    Memory,
-    Outcome,
-    Rejected,
-    Unknown,
-)
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.stored_outcome import NOTHING_STORED, StoredOutcome, read_outcome, write_outcome
-from dispatchers.time_limits import BACKOFF_FIRST, BACKOFF_MAX, backoff, last_safe_send, remembered
+from dispatchers.time_limits import BACKOFF_FIRST, BACKOFF_MAX, FOREVER, Memory, backoff, last_safe_send, remembered
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 
 SECOND = timedelta(seconds=1)

@@ -30,9 +30,9 @@ import outbox
 from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
-from dispatchers.delivery import Window
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.time_limits import Window
 from dispatchers.transitions import MarkUncertain
 from outbox.keys import derive_tag, encode_native, key_fields
 from outbox.sql.dialect import clock

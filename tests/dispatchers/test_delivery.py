@@ -21,13 +21,13 @@ from dispatchers.delivery import (
     InProgress,
     KeyConflict,
     KeyFormat,
-    Memory,
     Outcome,
     Rejected,
     Unknown,
 )
-from dispatchers.sanitize import OUTCOMES
+from dispatchers.pipeline.sanitize import OUTCOMES
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 from outbox.keys import Tag
 

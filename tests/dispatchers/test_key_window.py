@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dispatchers.admin.key_window import key_window, memory_of
-from dispatchers.delivery import FOREVER, Memory
 from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.time_limits import FOREVER, Memory
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -10,8 +10,8 @@ from support.retention import A_MOMENT, DAY, KEEP, WINDOW, clean, elapse, kept, 
 
 import outbox
 from dispatchers import FOREVER
-from dispatchers.delivery import Window
 from dispatchers.maintenance.retention import BEHIND, REMEMBERED, Retention
+from dispatchers.time_limits import Window
 from outbox.configuration import AUDIT_WINDOW
 from outbox.times import NEVER
 

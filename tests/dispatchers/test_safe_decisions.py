@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dispatchers.admin.safe_decisions import offers
-from dispatchers.delivery import FOREVER, Memory
 from dispatchers.stored_outcome import KEY_CONFLICT
+from dispatchers.time_limits import FOREVER, Memory
 from outbox.times import NEVER
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)

@@ -17,10 +17,10 @@ from support.entries import HOUR, age, dispatcher, put, queue_row, reasons, run_
 import outbox
 from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.delivery import Window
 from dispatchers.dispatcher import steady_clock
 from dispatchers.store import database as store_database
 from dispatchers.store.transactions import Transactions
+from dispatchers.time_limits import Window
 
 
 class Misbehaving(MemoryAdapter):

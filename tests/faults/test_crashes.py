@@ -33,9 +33,9 @@ from support.verify import broken_rules
 import outbox
 from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.delivery import Window
 from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_ledger import StripeLedger
+from dispatchers.time_limits import Window
 from outbox.keys import Tag, encode_native
 
 TO_STRIPE = """

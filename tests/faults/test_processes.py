@@ -37,8 +37,8 @@ from support.verify import broken_rules
 import outbox
 from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.delivery import Window
 from dispatchers.testing.postgres import temporary_postgres
+from dispatchers.time_limits import Window
 from outbox.session import flush_all
 
 # --- processes that stop for a while

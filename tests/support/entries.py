@@ -20,7 +20,6 @@ import sqlalchemy as sa
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.delivery import Window
 from dispatchers.dispatcher import Simulation
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import as_record, on_record
@@ -28,6 +27,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.time_limits import Window
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
 from outbox.times import EPOCH, MICROSECOND, NEVER
 from support.database import IMPORT_PATH, TABLES, Database

@@ -10,10 +10,10 @@ from uuid import UUID
 import sqlalchemy as sa
 
 import outbox
-from dispatchers.delivery import Window
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import KEEP
+from dispatchers.time_limits import Window
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND
 from support.database import TABLES, Database

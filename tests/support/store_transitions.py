@@ -7,8 +7,9 @@ from uuid import UUID
 from dispatchers import Breaker, Deferred, Delivered, InProgress, KeyConflict, Limits, Outcome, Rejected, Unknown
 from dispatchers.decide import conclude, decide, keep, without_block
 from dispatchers.decide_lookup import admit_lookup, judge
-from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
+from dispatchers.delivery import Absent, CannotTell, Finding, Found
 from dispatchers.flow_control.state import News
+from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 
 HOUR = timedelta(hours=1)

@@ -9,20 +9,11 @@ import pytest
 
 from dispatchers import decide as rules
 from dispatchers import time_limits
-from dispatchers.delivery import (
-    FOREVER,
-    Deferred,
-    Delivered,
-    InProgress,
-    KeyConflict,
-    Memory,
-    Outcome,
-    Rejected,
-    Unknown,
-)
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.pipeline import sender, triage
 from dispatchers.store import queue_update
 from dispatchers.stored_outcome import Known
+from dispatchers.time_limits import FOREVER, Memory
 from dispatchers.transitions import ClaimedEntry, Retry, RetryCallback, SendAgain, Settle, Transition
 
 admit, decide, plan = rules.admit, rules.decide, rules.plan

@@ -33,8 +33,9 @@ from dispatchers.adapters.email.message import (
 )
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
 from dispatchers.adapters.trust import trusting
-from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown, Window
+from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
 from dispatchers.threads import as_async
+from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 
 Parsed = TypeVar("Parsed")

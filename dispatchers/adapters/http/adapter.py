@@ -47,8 +47,9 @@ from dispatchers.adapters.http.outcomes import (
 from dispatchers.adapters.http.request import Malformed, Service
 from dispatchers.adapters.request_writer import Outgoing
 from dispatchers.adapters.transport import Answer, Transport
-from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected, Window
+from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected
 from dispatchers.threads import as_async, is_async
+from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")

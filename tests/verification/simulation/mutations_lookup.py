@@ -7,7 +7,8 @@ from typing import Any
 from verification.mutations_decide import moving, rule
 
 from dispatchers import decide, decide_lookup
-from dispatchers.delivery import Absent, Found, Memory
+from dispatchers.delivery import Absent, Found
+from dispatchers.time_limits import Memory
 from dispatchers.transitions import AwaitLookup, ClaimedEntry, SendAgain, Transition
 from simulation.mutants import Patch, around, without
 

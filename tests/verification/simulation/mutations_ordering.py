@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dispatchers import decide, decide_lookup
-from dispatchers.delivery import Memory
+from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from simulation import reference
 from simulation import reference_operators as reference_people

@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
-from dispatchers.delivery import FOREVER
 from dispatchers.dispatcher import Simulation
+from dispatchers.time_limits import FOREVER
 from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore

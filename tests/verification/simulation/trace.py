@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatchers.delivery import Window
+from dispatchers.time_limits import Window
 from dispatchers.transitions import ClaimedEntry
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry

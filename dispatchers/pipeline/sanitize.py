@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from dispatchers.delivery import (
+    RESULT_BYTES_MAX,
     Absent,
     CannotTell,
     Deferred,
@@ -20,7 +21,6 @@ from dispatchers.delivery import (
 )
 
 REASON_CHARS_MAX = 1000
-RESULT_BYTES_MAX = 64 * 1024
 OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
 
 
