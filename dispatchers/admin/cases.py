@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, func, literal, null, select
 
 from dispatchers.admin.entries import EntryEvent, EntrySummary, read_entries_where
+from dispatchers.admin.entry_version import events_of, version_text
 from dispatchers.admin.key_window import KeyWindow, key_window, memory_of
 from dispatchers.admin.safe_decisions import Offer, offers
 from dispatchers.store.database_identity import is_suspended
@@ -29,6 +30,7 @@ EVENTS_MAX = 200
 class Case:
     """One entry that has not ended.
 
+    version: it changes with each attempt and each event; a decision about another version is refused.
     key_epoch: the epoch of the key under which it was sent last. sent_as: the form of that key.
     payload_bytes: None for a role that may not read payloads.
     offers: the decisions about its state, each safe now or with the reason why not; None for a role that may not read what that
@@ -36,6 +38,7 @@ class Case:
     """
 
     entry: EntrySummary
+    version: str
     key_epoch: int
     sent_as: str | None
     maybe_sent: bool
@@ -53,6 +56,7 @@ def read_cases(connection: Connection, tables: Tables, ids: Sequence[UUID], now:
     size = literal(None) if entry.c.payload in hidden else func.length(entry.c.payload)
     names = ("id", "state", "suspended_reason", "due_at", "deliveries", "maybe_sent", "in_doubt_since", "key_epoch")
     columns = [*(queue.c[name] for name in names), queue.c.sent_as, queue.c.position, size.label("payload_bytes")]
+    columns += [queue.c.attempts, events_of(tables).label("events")]
     columns.append(null().label("outcome") if queue.c.outcome in hidden else queue.c.outcome)
     found: Any = select(*columns).join(entry, entry.c.id == queue.c.id).where(queue.c.id.in_(ids))
     rows = {row.id: row for row in connection.execute(found)}
@@ -92,6 +96,7 @@ def _case(
         offered = []
     return Case(
         entry=entry,
+        version=version_text(row.attempts, row.events),
         key_epoch=row.key_epoch,
         sent_as=row.sent_as,
         maybe_sent=row.maybe_sent,

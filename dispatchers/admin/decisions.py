@@ -115,16 +115,29 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
 
 
 def release_group(
-    connection: Connection, tables: Tables, ordering_key: str, *, actor: str, reason: str | None = None
+    connection: Connection,
+    tables: Tables,
+    ordering_key: str,
+    *,
+    actor: str,
+    reason: str | None = None,
+    blocked_by: UUID | None = None,
 ) -> None:
-    """Release a blocked ordering group.
+    """Release a blocked ordering group. blocked_by: only if this entry blocks it.
 
-    Raises `InvalidValue`, and `EntryNotFound` if no ordering group of this key is blocked.
+    Raises `InvalidValue`, `EntryNotFound` if no ordering group of this key is blocked, and `DecisionRefused` if `blocked_by`
+    does not block it.
     """
     check_decision(actor, reason)
     blocked = tables.blocked_group
-    gone = delete(blocked).where(blocked.c.ordering_key == ordering_key).returning(blocked.c.entry_id, blocked.c.reason)
-    row = connection.execute(gone).one_or_none()
+    gone = delete(blocked).where(blocked.c.ordering_key == ordering_key)
+    if blocked_by is not None:
+        gone = gone.where(blocked.c.entry_id == blocked_by)
+    row = connection.execute(gone.returning(blocked.c.entry_id, blocked.c.reason)).one_or_none()
+    if row is None and blocked_by is not None:
+        raise DecisionRefused(
+            f"ordering group {ordering_key!r} is no longer blocked by entry {blocked_by}: read it again", "changed"
+        )
     if row is None:
         raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")
     advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
+from dispatchers.admin.entry_version import what_changed
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.failures import Failure
 from outbox.sql.schema import Tables
+
+VERSION = "The entry's `version`, as its view returned it: the decision is refused if the entry has changed since."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +72,9 @@ def require_alone(deciding: Deciding | DecidingInBatches, decision: str) -> None
             "second_person",
             f"{decision!r} needs a second person here: propose {needed!r}, and another operator confirms",
         )
+
+
+def require_version(deciding: Deciding, id: UUID, version: str | None) -> None:
+    """Refuse a decision about an entry that has changed since the operator read it. None: the client did not say what it read."""
+    if version is not None and (changed := what_changed(deciding.connection, deciding.tables, id, version)) is not None:
+        raise Failure(409, "changed", f"{changed}; read it again before you decide", page=f"/entries/{id}")

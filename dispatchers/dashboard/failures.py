@@ -44,12 +44,16 @@ TITLES = {
 
 @dataclass(slots=True)
 class Failure(Exception):
-    """status: the HTTP status. code: its name for programs. detail: what happened and what to do. field: the wrong parameter."""
+    """status: the HTTP status. code: its name for programs. detail: what happened and what to do. field: the wrong parameter.
+
+    page: where the user reads what is true now, below the dashboard's prefix.
+    """
 
     status: int
     code: str
     detail: str
     field: str | None = None
+    page: str | None = None
 
     @property
     def title(self) -> str:

@@ -118,12 +118,14 @@ def test_a_blocked_group_names_its_entry_and_is_released(database: Database, ob:
         browser = Browser(app)
         listed = browser.text("/groups")
         shown = browser.text("/group", key="ada")
+        other = browser.send("/groups/release", key="ada", reason="the customer left", blocked_by=str(second))
         released = browser.send("/groups/release", key="ada", reason="the customer left")
         after = browser.text(released.headers["location"])
 
     assert str(head)[:8] in listed
     assert "declined" in shown
     assert str(second)[:8] in shown
+    assert (other.status_code, "is no longer blocked by" in other.text) == (409, True)
     assert "The ordering group is released" in after
     assert "Release the group" not in after
     assert database.rows(TABLES.blocked_group) == []

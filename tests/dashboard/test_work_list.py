@@ -1,6 +1,8 @@
 """The first page as a work list: the evidence, the window of the key, and the decisions that are safe now."""
 
 from datetime import timedelta
+from typing import Any
+from uuid import UUID
 
 import pytest
 from support.cli_runner import PRIVATE, put_ended, put_uncertain, set_row
@@ -16,9 +18,12 @@ def put_case(database: Database, ob: outbox.Outbox, *, hours: float = 1) -> str:
     """An entry whose only attempt, so long ago, timed out."""
     id = put_uncertain(database, ob, parent="order:1")
     change(database, id, in_doubt_since=clock_plus(-timedelta(hours=hours)))
-    attempt = {"entry_id": id, "at": clock(), "kind": "attempt", "delivery": 1, "reason": "no answer within 30 s"}
-    set_row(database, TABLES.event, **attempt)
+    put_event(database, str(id), kind="attempt", delivery=1, reason="no answer within 30 s")
     return str(id)
+
+
+def put_event(database: Database, id: str, **event: Any) -> None:
+    set_row(database, TABLES.event, entry_id=UUID(id), at=clock(), **event)
 
 
 def offered(database: Database, *roles: str) -> dict[str, str | None]:
@@ -88,6 +93,36 @@ def test_a_decision_that_is_not_safe_is_refused_also_if_it_is_sent(database: Dat
 
     assert answer.status_code == 409
     assert "the service still remembers its key" in answer.text
+
+
+def test_a_decision_about_an_older_version_of_the_entry_is_refused(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+    put_heartbeat(database)
+    answers = []
+
+    with dashboard(database) as app:
+        browser = Browser(app)
+        browser.text("/")
+        seen = browser.api(f"/entries/{id}").json()["version"]
+        put_event(database, id, kind="lookup", delivery=2, reason="the service found nothing yet")
+        answers.append(browser.send(f"/entries/{id}/decide", decision="did_not_happen", reason="asked"))
+        answers.append(decided(browser, id, version=seen))
+        answers.append(decided(browser, id, "propose", decision="happened", version=seen))
+        seen = browser.api(f"/entries/{id}").json()["version"]
+        change(database, UUID(id), attempts=2)
+        answers.append(decided(browser, id, version=seen))
+        (case,) = browser.api("/uncertain").json()["cases"]
+        fresh = decided(browser, id, version=case["version"])
+
+    assert [answer.status_code for answer in answers] == [409] * 4
+    assert "its last event is the lookup: the service found nothing yet" in answers[0].text
+    assert f'<a href="/entries/{id}">Read it again</a>' in answers[0].text
+    assert (answers[3].json()["code"], fresh.status_code) == ("changed", 200)
+
+
+def decided(browser: Browser, id: str, action: str = "decide", **fields: str) -> Any:
+    body = {"decision": "did_not_happen", "reason": "asked", **fields}
+    return browser.api(f"/entries/{id}/{action}", body, Authorization="Bearer t")
 
 
 def test_a_viewer_sees_the_evidence_but_no_key_and_no_decision(database: Database, ob: outbox.Outbox) -> None:

@@ -83,9 +83,11 @@ class Browser:
         return str(answer.text)
 
     def send(self, path: str, *, origin: str | None = SITE, **fields: str) -> Any:
-        """Send the form of the page that was read last, with its hidden fields."""
+        """Send the form of the page that was read last, with its hidden fields. A page without this form lends those of all."""
+        forms = dict(re.findall(r'<form[^>]* action="([^"]*)"[^>]*>(.*?)</form>', self.page, re.DOTALL))
         hidden: dict[str, list[str]] = {}
-        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', self.page):
+        form = forms.get(html.escape(self.prefix + path), self.page)
+        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form):
             hidden.setdefault(name, []).append(html.unescape(value))
         headers = {} if origin is None else {"Origin": origin}
         return self.client.post(self.prefix + path, data={**hidden, **fields}, headers=headers)

@@ -24,7 +24,7 @@ from dispatchers.admin.payloads import SentAndAnswered, reveal
 from dispatchers.admin.requests import RequestSummary, read_request
 from dispatchers.admin.safe_decisions import Decision, Offer
 from dispatchers.dashboard.access import Role
-from dispatchers.dashboard.actions import Action, Deciding, require_alone
+from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_version
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 from outbox.errors import EntryNotFound, InvalidValue
@@ -48,13 +48,14 @@ class EntryPage:
 
     at: the database's clock. key_epoch: the epoch of the key under which it is sent now; `entry.child_key` is that of epoch 0.
     has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it.
-    window, offers: None once it has ended; the offers also for an identity that may not decide.
+    version, window, offers: None once it has ended; the offers also for an identity that may not decide.
     request: the request that it belongs to. siblings: the entries of that request, or under the same parent, the oldest first,
         this one included.
     """
 
     at: datetime
     entry: EntrySummary
+    version: str | None
     kid: str
     key_epoch: int
     deliveries: int
@@ -103,6 +104,7 @@ def read(reading: Reading, query: EntryQuery) -> EntryPage:
     return EntryPage(
         **{name: getattr(found, name) for name in SAME},
         entry=EntrySummary(**{each.name: getattr(found, each.name) for each in fields(EntrySummary)}),
+        version=None if case is None else case.version,
         has_result=found.result is not None,
         failure=_failure(found),
         window=None if case is None else case.window,
@@ -157,6 +159,7 @@ class DecisionForm:
     decision: Decision = parameter("What to do; the view of the entry lists what is safe now.")
     reason: str = parameter("Why, and how you know; it is recorded with your name.")
     result: Any = parameter("With `happened`: the service's answer, as JSON.", None)
+    version: str | None = parameter(VERSION, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +174,7 @@ class Decided:
 def decide(deciding: Deciding, form: DecisionForm) -> Decided:
     """Record one decision. Raises `DecisionRefused` for one that is not safe now."""
     require_alone(deciding, form.decision)
+    require_version(deciding, form.id, form.version)
     where = deciding.connection, deciding.tables, form.id
     by: dict[str, Any] = {"actor": deciding.identity.name, "reason": form.reason}
     if form.result is not None and form.decision != "happened":

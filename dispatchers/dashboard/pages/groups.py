@@ -1,6 +1,7 @@
 """The ordering groups: which are blocked and by what, what waits in one; and the decision to release one."""
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from dispatchers.admin import decisions
 from dispatchers.admin.groups import GroupDetails, GroupPage, list_groups, read_group
@@ -70,6 +71,9 @@ class GroupRelease:
 
     key: str = parameter("The ordering key.")
     reason: str | None = parameter("Why; it is recorded with your name.", None)
+    blocked_by: UUID | None = parameter(
+        "The entry that blocks it, as the view returned it: the release is refused if another one blocks it now.", None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +85,8 @@ class GroupReleased:
 
 
 def _release(deciding: Deciding, form: GroupRelease) -> GroupReleased:
-    actor = deciding.identity.name
-    decisions.release_group(deciding.connection, deciding.tables, form.key, actor=actor, reason=form.reason)
+    actor, where = deciding.identity.name, (deciding.connection, deciding.tables)
+    decisions.release_group(*where, form.key, actor=actor, reason=form.reason, blocked_by=form.blocked_by)
     return GroupReleased(key=form.key, actor=actor)
 
 

@@ -9,7 +9,7 @@ from dispatchers.admin import proposals
 from dispatchers.admin.bulk import BulkDecision
 from dispatchers.admin.entry_filter import WAITING_STATES, Filter
 from dispatchers.admin.proposals import Confirmed, Proposal
-from dispatchers.dashboard.actions import Action, Deciding
+from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_version
 from dispatchers.dashboard.decision_texts import BULK
 from dispatchers.dashboard.parameters import Nothing, parameter
 from dispatchers.dashboard.views import Reading, View
@@ -58,11 +58,13 @@ class EntryProposal:
     decision: Literal["retry", "cancel", "release", "happened", "did_not_happen"] = parameter("What to do.")
     reason: str = parameter("Why, and how you know; it is recorded with your name.")
     result: Any = parameter("With `happened`: the service's answer, as JSON.", None)
+    version: str | None = parameter(VERSION, None)
 
 
 def _propose(deciding: Deciding, form: EntryProposal) -> Proposal:
     if form.result is not None and form.decision != "happened":
         raise InvalidValue("result", form.result, "is the service's answer: give it with `happened` only")
+    require_version(deciding, form.id, form.version)
     text = BULK[form.decision]
     decision = BulkDecision(
         action=text.action,
