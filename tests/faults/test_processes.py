@@ -106,7 +106,7 @@ def supervised(database: Database, directory: Path, keys: str) -> list[int]:
     script = Path(__file__).parents[1] / "support" / "apps" / "oom_sender.py"
     url = database.url.render_as_string(hide_password=False)
     environment = os.environ | {"PYTHONPATH": IMPORT_PATH}
-    ended = run_python(script, url, directory, keys, env=environment, check=True, timeout=60).stdout
+    ended = run_python(script, url, directory, keys, env=environment, check=True, timeout=300).stdout
     return [int(line) for line in ended.split()]
 
 

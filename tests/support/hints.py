@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import sqlalchemy as sa
@@ -47,9 +47,10 @@ def driver_url(database: Database, url: sa.URL | None = None) -> str:
 
 
 def elsewhere(database: Database) -> sa.Engine:
-    """An engine of the same database whose URL does not say so: no dispatcher of this process is woken directly."""
+    """An engine of the same database whose URL does not say so: no dispatcher of another engine is woken directly."""
     url = driver_url(database, database.url)
-    return database._create_engine(sa.make_url("postgresql+psycopg://"), creator=lambda: psycopg.connect(url))
+    named = sa.URL.create("postgresql+psycopg", database=f"elsewhere {uuid4()}")  # no two are alike
+    return database._create_engine(named, creator=lambda: psycopg.connect(url))
 
 
 def senders() -> list[threading.Thread]:
