@@ -99,7 +99,7 @@ class Dashboard:
             try:
                 found = await identify(self._authenticate, request)
                 if isinstance(found, Response) and (not as_json or found.status_code >= 400):
-                    return found
+                    return protection.for_script(request, found)
                 if not isinstance(found, Identity):
                     raise Failure(401, "not_signed_in", "sign in to the app that hosts this dashboard")
                 identity = found

@@ -58,6 +58,18 @@ def with_headers(send: Send) -> Send:
     return sending
 
 
+def for_script(request: Request, answer: Response) -> Response:
+    """A redirect of the host, as htmx follows it with the whole page: a browser hides redirects from scripts, and the login
+    would be shown inside the page.
+    """
+    location = answer.headers.get("location")
+    if location is None or request.headers.get("hx-request") != "true":
+        return answer
+    leading = Response(status_code=401, headers={"HX-Redirect": location}, background=answer.background)
+    leading.raw_headers += [header for header in answer.raw_headers if header[0] == b"set-cookie"]
+    return leading
+
+
 class LocalHostsOnly:
     """Refuses a request for a foreign host name: a web page must not reach a dashboard on loopback by a name of its own."""
 

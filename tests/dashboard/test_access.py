@@ -42,6 +42,20 @@ def test_an_authenticator_may_be_async_or_send_to_a_login(sqlite: Database) -> N
         assert Browser(closed).api("/entries").status_code == 401
 
 
+def test_a_refresh_after_the_session_ended_leads_the_page_to_the_login(sqlite: Database) -> None:
+    def ended(request: Any) -> Any:
+        answer = RedirectResponse("/login?next=/ops/")
+        answer.set_cookie("session", "")
+        return answer
+
+    with dashboard(sqlite, authenticate=ended) as app:
+        answer = Browser(app).client.get("/", headers={"HX-Request": "true"})
+
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login?next=/ops/")
+    assert "location" not in answer.headers
+    assert answer.headers["set-cookie"].startswith("session=")
+
+
 @pytest.mark.parametrize(("name", "roles"), [("ada", ["admin"]), ("ada", "viewer"), ("", ["viewer"]), ("a" * 256, [])])
 def test_an_identity_of_unknown_roles_or_without_a_name_is_refused(name: str, roles: Any) -> None:
     with pytest.raises(ConfigurationError):

@@ -83,6 +83,20 @@ def test_an_open_form_is_not_replaced_while_it_is_used(browse: Browse, home: str
         assert case.get_by_label("Reason").input_value() == "half a sentence"
 
 
+def test_a_login_page_takes_the_place_of_the_whole_page(browse: Browse, home: str) -> None:
+    with browse("viewer") as page:
+        page.clock.install()
+        page.goto(f"{home}/overview")
+        page.route(
+            "**/overview", lambda route: route.fulfill(content_type="text/html", body="<h1>Sign in to the shop</h1>")
+        )
+
+        with page.expect_navigation():
+            page.clock.run_for(A_WHILE)
+
+        assert page.inner_text("body") == "Sign in to the shop"
+
+
 def test_the_chosen_colour_scheme_is_kept(browse: Browse, home: str) -> None:
     with browse("viewer", color_scheme="light") as page:
         page.goto(f"{home}/")

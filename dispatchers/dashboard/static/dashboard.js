@@ -61,6 +61,15 @@
       if (!inUse(live)) window.htmx.trigger(live, "refresh");
       else if (freshness) freshness.textContent = "The page does not refresh while you work on it.";
     }, REFRESH_MS);
+  }
+  if (window.htmx) {
+    document.body.addEventListener("htmx:beforeSwap", (event) => {
+      const { xhr, target, shouldSwap, requestConfig } = event.detail;
+      const isSignedOut = shouldSwap ? !xhr.responseText.includes(`id="${target.id}"`) : xhr.status === 401 && requestConfig.verb === "get";
+      if (!isSignedOut) return;
+      event.detail.shouldSwap = false; // it is a page of the host app: the browser shows it as a whole
+      window.location.assign(xhr.responseURL);
+    });
     document.body.addEventListener("htmx:afterSwap", () => { freshness.textContent = ""; showTimes(); });
     for (const failed of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
       document.body.addEventListener(failed, () => { freshness.textContent = "This page could not be refreshed. It shows an older state."; });
