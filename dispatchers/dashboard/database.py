@@ -5,12 +5,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, event, func, make_url, select, text
 from sqlalchemy.engine import URL
 
+from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
 from outbox.migrations.targets import synchronous
+from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported
 from outbox.sql.schema import define_tables
@@ -98,7 +100,7 @@ class Databases:
             ):  # whatever the app's engine has: the row is locked, then compared
                 connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
-                self._limit(connection)
+                self._prepare(connection)
                 self._limit_locks(connection)
                 yield connection
         hint_at_once(self._deciding, self._schema, self._prefix)
@@ -107,7 +109,7 @@ class Databases:
     def deciding_in_batches(self) -> Iterator[Engine]:
         """An engine for several transactions. The dispatchers are woken at the block's end, also after an error."""
         limited = self._deciding.execution_options()  # a copy: the listener concerns only its connections
-        event.listen(limited, "begin", self._limit)
+        event.listen(limited, "begin", self._prepare)
         try:
             yield limited
         finally:
@@ -118,12 +120,21 @@ class Databases:
         with engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            self._limit(connection)
+            self._prepare(connection)
             yield connection
 
-    def _limit(self, connection: Connection) -> None:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text(f"SET LOCAL statement_timeout = {self._milliseconds}"))
+    def _prepare(self, connection: Connection) -> None:
+        """Limit each statement of the transaction. Let no setting of the role or the database decide how instants are written:
+        psycopg reads only those in ISO's style, and no driver one after the year 9999, which `NEVER` is in some time zones.
+        """
+        if connection.dialect.name != "postgresql":
+            return
+        try:
+            require_utf8(connection)
+        except ConfigurationError as error:
+            raise Failure(503, "encoding", str(error)) from None
+        settings = {"statement_timeout": str(self._milliseconds), "DateStyle": "ISO", "TimeZone": "UTC"}
+        connection.execute(select(*(func.set_config(name, value, True) for name, value in settings.items())))
 
     def _limit_locks(self, connection: Connection) -> None:
         """A decision that waits for a lock is refused as such, before it counts as a slow statement."""

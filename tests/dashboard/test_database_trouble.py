@@ -52,3 +52,29 @@ def test_a_database_set_to_another_encoding_is_shown(postgresql: Database, ob: o
     app.databases.close()
 
     assert "注文-1" in page
+
+
+def test_an_engine_of_another_encoding_is_refused_with_the_way_out(postgresql: Database) -> None:
+    app = Dashboard(postgresql.new_engine(client_encoding="latin1"), authenticate=signed_in("viewer"))
+
+    answer = Browser(app).api("/entries")
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "encoding")
+    assert "client_encoding is LATIN1, and the outbox needs UTF8" in answer.json()["detail"]
+
+
+def test_no_date_style_of_the_database_keeps_a_page_from_being_read(postgresql: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(postgresql, ob)
+    with postgresql.owner() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE \"{postgresql.url.database}\" SET DateStyle = 'German'")
+    app = Dashboard(postgresql.url, authenticate=signed_in("operator"))
+
+    browser = Browser(app)
+    browser.text("/")
+    bulk = browser.api("/bulk?decision=happened").json()
+    body = {"decision": "happened", "reason": "asked", "entries": bulk["entries"]}
+    decided = browser.api("/bulk/decide", body, **BEARER)
+    entry = browser.api(f"/entries/{id}")
+    app.databases.close()
+
+    assert (decided.json()["done"], entry.json()["entry"]["known"]) == (1, "delivered")
