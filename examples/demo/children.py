@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-FIRST_LINE_SECONDS_MAX = 30
+START_SECONDS_MAX = 120
+LOOK_EVERY_SECONDS = 0.05
 GRACE_SECONDS = 3
 LOG_TAIL_LINES = 15
 
@@ -41,12 +43,23 @@ class Child:
     def first_line(self) -> str:
         """Wait for the first line that it prints."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], FIRST_LINE_SECONDS_MAX)
+        ready, _, _ = select.select([self.process.stdout], [], [], START_SECONDS_MAX)
         line = self.process.stdout.readline().decode().strip() if ready else ""
         if not line:
             self.process.kill()
             raise self.died()
         return line
+
+    def logged(self, pattern: str) -> str | None:
+        """Wait until its log has the pattern, and return the group in it; None if the process has ended."""
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not (found := re.search(pattern, self._log.read_text(errors="replace"))):
+            if not self.running:
+                return None
+            if time.monotonic() > deadline:
+                self.process.kill()
+            time.sleep(LOOK_EVERY_SECONDS)
+        return found[1]
 
     def died(self) -> ChildDied:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]

@@ -20,7 +20,7 @@ from examples.demo.snapshot import OPEN
 from examples.demo.statements import CHARGE, RECEIPT, Statement, read_statements
 from examples.demo.view import View
 
-TIMEOUT_SECONDS = 30  # after a charge its receipt is sent, and the mail server may refuse it a few times
+TIMEOUT_SECONDS = 120  # after a charge its receipt is sent, and the mail server may refuse it a few times
 NAMES = {CHARGE: "charge", RECEIPT: "receipt"}
 
 

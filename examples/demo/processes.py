@@ -1,9 +1,7 @@
 """The demo's processes, each with its arguments: the two services, the shop, the dispatcher, the clients and the dashboard."""
 
-import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from dispatchers.testing.stripe_core import API_KEY
@@ -59,12 +57,13 @@ class Processes:
         return self._children.start("clients", "examples.demo.clients", arguments)
 
     def start_dashboard(self) -> tuple[Child, str]:
-        """Returns its address too."""
-        port = free_port(DASHBOARD_PORT)
-        arguments = ["web", "--port", str(port), "--authenticate", "examples.demo.operators:authenticate"]
-        return self._children.start(
-            "dashboard", "dispatchers", arguments, self.environment
-        ), f"http://127.0.0.1:{port}/"
+        """On its usual port, or on another one if that is in use. Returns its address too."""
+        for port in (DASHBOARD_PORT, 0):
+            arguments = ["web", "--port", str(port), "--authenticate", "examples.demo.operators:authenticate"]
+            dashboard = self._children.start("dashboard", "dispatchers", arguments, self.environment)
+            if address := dashboard.logged(r"running on (http://\S+)"):
+                return dashboard, f"{address}/"
+        raise dashboard.died()
 
     def _service_arguments(self, misbehaviour: Mapping[str, float], ledger: Path) -> list[str]:
         """The arguments that both services take."""
@@ -72,11 +71,3 @@ class Processes:
         for name, value in misbehaviour.items():
             arguments += [name, str(value)]
         return arguments
-
-
-def free_port(wanted: int) -> int:
-    """This port, or another one if it is in use."""
-    for port in (wanted, 0):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as reserved:
-            return int(reserved.getsockname()[1])
-    raise OSError(f"neither port {wanted} nor any other one is free")

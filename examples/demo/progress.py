@@ -21,7 +21,7 @@ class ProgressReader:
     """Asks the shop; `close` closes its connection."""
 
     def __init__(self, shop_url: str) -> None:
-        self._shop = httpx.Client(base_url=shop_url, trust_env=False, timeout=10)
+        self._shop = httpx.Client(base_url=shop_url, trust_env=False, timeout=60)
 
     def read(self) -> Progress:
         answer = self._shop.get("/progress")

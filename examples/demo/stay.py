@@ -31,7 +31,7 @@ MAIL_MISBEHAVIOUR = {"--lose": 0.12, "--greylist": 0.1, "--latency": 0.3}
 DECLINED = ("--declined", "0.06")  # of the cards
 
 OPENING_SECONDS = 6
-WAITING_SECONDS_MAX = 90  # leases and retries take about fifteen
+WAITING_SECONDS_MAX = 300  # leases and retries take about fifteen; a busy machine takes many times as long
 LATER_ORDERS, LATER_SECONDS = 30, 60  # the customers of each later minute
 OPERATOR = "mara"
 EFFECTS = "examples.demo.stay_effects"
@@ -112,13 +112,13 @@ class OpenShop:
         dispatcher = self._processes.start_dispatcher(EFFECTS)
         self._others.append(dispatcher)
         clients = self._start_clients(self._options.orders, OPENING_SECONDS)
-        self._wait(lambda now: any(lease.destination == EMAIL for lease in now.leases), clients)
+        self._wait(lambda now: is_sending_mail(now) or is_all_sent(now, clients), clients)
         self._others.remove(dispatcher)
         dispatcher.kill()
-        self._view.print_line("The dispatcher is killed while it sends a mail, and another one starts.")
+        self._view.print_line("The dispatcher is killed while it sends, and another one starts.")
         self._others.append(self._processes.start_dispatcher(EFFECTS))
         self._operate("pause", CONTACT.partition(".")[0], reason="the CRM moves to another data centre")
-        self._wait(lambda now: not clients.running and not any(now.tallies[name].open for name in SENT), clients)
+        self._wait(lambda now: is_all_sent(now, clients), clients)
         results = read_results(self._files.results)
         resolve_one(self._engine, self._files, results, self._processes.environment, self._view)
 
@@ -169,6 +169,15 @@ class OpenShop:
             if time.monotonic() > deadline:
                 raise Stuck(f"after {seconds_max} s there is still something to send: {now.tallies}")
             time.sleep(LOOK_EVERY_SECONDS)
+
+
+def is_sending_mail(now: Progress) -> bool:
+    return any(lease.destination == EMAIL for lease in now.leases)
+
+
+def is_all_sent(now: Progress, clients: Child) -> bool:
+    """Whether all that can be sent has ended, after the last customer."""
+    return not clients.running and not any(now.tallies[name].open for name in SENT)
 
 
 def has_ended(clients: Child, now: Progress) -> bool:

@@ -46,15 +46,15 @@ class MailFarSide:
             await stopped.wait()
 
     def stop(self) -> None:
-        loop, stopped = self._listening.result(timeout=10)
+        loop, stopped = self._listening.result(timeout=60)
         if not loop.is_closed():
             loop.call_soon_threadsafe(stopped.set)
-            self.thread.join(timeout=10)
+            self.thread.join(timeout=60)
 
     def start(self) -> None:
         self.thread = threading.Thread(target=lambda: asyncio.run(self.serve()), name="mail", daemon=True)
         self.thread.start()
-        self._listening.result(timeout=10)
+        self._listening.result(timeout=60)
 
 
 def at(**points: str) -> dict[str, str]:

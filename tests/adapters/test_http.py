@@ -73,7 +73,7 @@ def test_a_drip_outlasts_every_timeout_of_a_single_read(remote: FaultyHttp, beha
     remote.behave(behaviour)
     url = httpx.URL(remote.url)
 
-    with socket.create_connection((url.host, int(url.port or 0)), timeout=1) as connection:
+    with socket.create_connection((url.host, int(url.port or 0)), timeout=60) as connection:
         connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         started = time.monotonic()
         while time.monotonic() < started + 10 * DRIP_SECONDS:
@@ -84,7 +84,7 @@ def test_a_drip_outlasts_every_timeout_of_a_single_read(remote: FaultyHttp, beha
 def test_a_giant_is_as_large_as_it_says(remote: FaultyHttp, behaviour: Behaviour) -> None:
     remote.behave(behaviour)
 
-    response = httpx.put(remote.url, trust_env=False, timeout=30)
+    response = httpx.put(remote.url, trust_env=False, timeout=60)
 
     assert len(response.content) == LARGE_BYTES
 
@@ -100,11 +100,11 @@ def test_a_quotation_holds_the_credentials_where_services_write_texts(remote: Fa
 def test_who_waits_is_cut_off_when_the_behaviour_changes(remote: FaultyHttp) -> None:
     remote.behave(faulty_http.hang)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(httpx.put, remote.url, trust_env=False, timeout=30)
+        waiting = threads.submit(httpx.put, remote.url, trust_env=False, timeout=60)
         while not remote.requests and not waiting.done():
             time.sleep(0.005)  # until it is read, it does not wait for an answer
         remote.behave(faulty_http.answer())
-        error = waiting.exception(timeout=10)
+        error = waiting.exception(timeout=60)
 
     assert isinstance(error, httpx.RemoteProtocolError)
     assert len(remote.requests) == 1
@@ -121,7 +121,7 @@ def test_an_answer_comes_twice_to_one_request(remote: FaultyHttp) -> None:
     remote.behave(faulty_http.answer_twice())
     url = httpx.URL(remote.url)
 
-    with socket.create_connection((url.host, int(url.port or 0)), timeout=1) as connection:
+    with socket.create_connection((url.host, int(url.port or 0)), timeout=60) as connection:
         connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         received = b""
         while received.count(b"{}") < 2:

@@ -259,7 +259,7 @@ def test_options_are_rejected() -> None:
 @pytest.mark.filterwarnings("ignore:loop is closed", "ignore:unclosed")  # the first loop's connection died with it
 def test_an_adapter_outlives_its_event_loop() -> None:
     mailbox = Mailbox()
-    controller = Controller(mailbox, hostname="127.0.0.1", port=_free_port(), ready_timeout=10)
+    controller = Controller(mailbox, hostname="127.0.0.1", port=_free_port(), ready_timeout=60)
     controller.start()
     try:
         adapter = adapter_for(controller.port)

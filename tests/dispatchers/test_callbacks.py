@@ -333,7 +333,7 @@ def test_many_callbacks_make_do_with_a_pool_of_one_connection(shop: Shop) -> Non
         await engine.dispose()
         return settled
 
-    assert asyncio.run(asyncio.wait_for(main(), 30)) == 40
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 40
 
     assert len(shop.database.orders) == 40
 
@@ -428,7 +428,7 @@ def test_what_was_cut_off_with_its_event_loop_settles_in_the_next(postgresql: Da
 
     asyncio.run(cut_off())
     assert (states(postgresql)["delivered"], seen) == (0, [])
-    asyncio.run(asyncio.wait_for(working.run_once(), 20))
+    asyncio.run(asyncio.wait_for(working.run_once(), 60))
 
     assert len(seen) == len(postgresql.orders) == len(adapter.deliveries) == 8
     assert states(postgresql) == {"delivered": 8, "pending": 8}

@@ -39,7 +39,7 @@ def settle_both_at_once(stores: list[DatabaseStore], claimed: list[ClaimedEntry]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return answers
 
 
@@ -65,7 +65,7 @@ def test_of_two_last_entries_that_settle_at_once_one_completes_the_request(
     stores = [DatabaseStore(postgresql.engine, ob.configuration) for _ in range(2)]
 
     def both_have_settled(session: Session, settlement: Settlement) -> None:
-        both.wait(20)  # neither has committed, and each still sees the other's entry as open
+        both.wait(60)  # neither has committed, and each still sees the other's entry as open
 
     answers = settle_both_at_once(stores, claimed, Calls(both_have_settled, completion))
 
@@ -85,7 +85,7 @@ def test_under_a_stricter_isolation_one_of_the_two_must_try_again(
     stores = [DatabaseStore(postgresql.new_engine(isolation_level=isolation), ob.configuration) for _ in range(2)]
 
     def both_have_settled(session: Session, settlement: Settlement) -> None:
-        both.wait(20)
+        both.wait(60)
 
     answers = settle_both_at_once(stores, claimed, Calls(both_have_settled, completion))
 
@@ -105,7 +105,7 @@ def test_two_dispatchers_on_the_last_entries_leave_one_response(checkout: Checko
     ready = threading.Barrier(2)
 
     def work() -> None:
-        ready.wait(20)
+        ready.wait(60)
         checkout.run_once(target=checkout.database.new_engine(), concurrency=4)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
@@ -125,7 +125,7 @@ def test_a_completion_is_done_once_by_two_that_find_it_at_once(postgresql: Datab
 
     def complete(session: Session, completed: Completed) -> None:
         inside.set()
-        assert other_is_waiting.wait(20)
+        assert other_is_waiting.wait(60)
         session.add(Order(customer="ada", amount=1))
         completed.respond(201)
 
@@ -139,12 +139,12 @@ def test_a_completion_is_done_once_by_two_that_find_it_at_once(postgresql: Datab
 
     first, second = (threading.Thread(target=work, args=(store,)) for store in stores)
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     second.start()
     wait_for(lambda: waiting_for_a_lock(postgresql), "the second to wait for the record")
     other_is_waiting.set()
-    first.join(20)
-    second.join(20)
+    first.join(60)
+    second.join(60)
 
     assert sorted(answers) == [False, True]
     assert checkout.customers == ["ada"]
@@ -186,7 +186,7 @@ def test_a_completion_that_hangs_does_not_keep_the_process(
     with daemon(tmp_path, postgresql.url) as process:
         wait_for((tmp_path / "entered").exists, "the completion", workers=[process])
         process.terminate()
-        assert process.wait(10) == 0, process.output
+        assert process.wait(60) == 0, process.output
 
     assert checkout.record.state == "accepted"
 

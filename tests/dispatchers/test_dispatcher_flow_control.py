@@ -4,7 +4,6 @@ import ast
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -111,7 +110,7 @@ def test_sync_operations_that_hang_starve_no_other_destination(database: Databas
     async def main() -> None:
         pump = asyncio.create_task(pumping(working, released.is_set))
         for _ in range(4):
-            await asyncio.to_thread(hanging.acquire, timeout=20)
+            await asyncio.to_thread(hanging.acquire, timeout=60)
         put(database, ob, "mail.send")
         try:
             await until_true(lambda: states(database)["delivered"] == 1)
@@ -122,19 +121,20 @@ def test_sync_operations_that_hang_starve_no_other_destination(database: Databas
     asyncio.run(main())
 
 
-def test_waiting_for_a_thread_is_no_part_of_a_sync_operations_timeout(database: Database, ob: outbox.Outbox) -> None:
-    effects = Operations()
+def test_no_sync_operation_waits_for_the_thread_of_another(database: Database, ob: outbox.Outbox) -> None:
+    """Such a wait would be part of its timeout."""
+    effects, at_once = Operations(), threading.Barrier(48)  # more than asyncio's own pool has threads
 
-    @effects.operation("crm", timeout=timedelta(seconds=0.4))
-    def slow(delivery: Delivery) -> Outcome:
-        time.sleep(0.1)
+    @effects.operation("crm", timeout=timedelta(seconds=40))
+    def meet(delivery: Delivery) -> Outcome:
+        at_once.wait(30)
         return Delivered()
 
-    put(database, ob, count=60)
+    put(database, ob, count=at_once.parties)
 
-    run_once(database, ob, include=[effects])
+    run_once(database, ob, include=[effects], concurrency=at_once.parties)
 
-    assert states(database) == {"delivered": 60}
+    assert states(database) == {"delivered": at_once.parties}
 
 
 def test_a_send_that_outlives_its_lease_costs_no_permit(database: Database, ob: outbox.Outbox) -> None:

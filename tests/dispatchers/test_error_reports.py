@@ -107,7 +107,7 @@ def test_a_callback_that_is_too_slow_is_reported_in_our_words(sqlite: Database, 
 
     @effects.on_settled("crm.upsert")
     def settled(session: Any, settlement: Any) -> None:
-        stop.wait(20)
+        stop.wait(60)
 
     put_one(sqlite, ob)
     try:

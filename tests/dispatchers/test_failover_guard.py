@@ -380,7 +380,7 @@ def test_the_file_is_written_although_adapters_occupy_the_loops_threads(
             hanging = loop.run_in_executor(None, released.wait)
             working = dispatcher(sqlite, ob, adapters={"crm": MemoryAdapter()}, identity_file=tmp_path / "mark.json")
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await working.run_once()
             finally:
                 released.set()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.entries import claim, put, quota, settle
+from support.entries import claim, put, quota, settle, wait_for
 from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates_of_queue
 
 import outbox
@@ -168,6 +168,7 @@ def test_leases_of_a_fair_destination_are_hot_updates(postgresql: Database, fair
     while entries := claim(store, quota(permits=500)):
         settle(store, *drained(entries))
     postgresql.engine.dispose()  # a backend reports its counts at its end
+    wait_for(lambda: updates_of_queue(postgresql)[0] - updates_before >= 2000, "the counts")
 
     updates, hot = updates_of_queue(postgresql)
     assert updates - updates_before == 2000

@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def asked(port: int, path: str) -> tuple[int, str]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as client:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
         client.request("GET", path)
         answer = client.getresponse()
         return answer.status, answer.read().decode()
@@ -185,7 +185,7 @@ async def exchanged(port: int, request: bytes) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return (await reader.read()).decode()
     finally:
         writer.close()
@@ -250,7 +250,7 @@ def test_hanging_clients_keep_no_other_client_from_its_answer() -> None:
     async def talk(port: int) -> str:
         hanging = [await asyncio.open_connection("127.0.0.1", port) for _ in range(http_server.CLIENTS_MAX + 5)]
         answer = await exchanged(port, b"GET /livez HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await hanging[0][0].read() == b""
         for _, writer in hanging:
             writer.close()
@@ -264,7 +264,7 @@ def test_metrics_that_hang_take_one_thread_and_keep_nothing_from_ending() -> Non
 
     def page() -> tuple[bytes, str]:
         calls.append(1)
-        released.wait(30)
+        released.wait(60)
         return b"", "text/plain"
 
     async def talk(port: int) -> str:

@@ -6,7 +6,7 @@ from uuid import uuid4
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle
 
-TEST_TIMEOUT = timedelta(seconds=10)
+TEST_TIMEOUT = timedelta(seconds=60)
 DELIVERED = Settle("delivered", 1)
 
 

@@ -23,7 +23,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
 
-TEST_TIMEOUT = 30
+TEST_TIMEOUT = 60
 PAST_AUDIT = AUDIT_WINDOW + A_MOMENT
 PAST_KEEP = KEEP + A_MOMENT
 

@@ -246,7 +246,7 @@ def test_a_send_that_is_cut_short_ends_its_span(
     async def main() -> None:
         working = dispatcher(sqlite, ob, adapters={"crm": Hanging()}, trace=trace(tracer))
         running = asyncio.ensure_future(working.run_once())
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
         await working.abandon()
         await running
         await working.close()

@@ -354,7 +354,7 @@ def test_a_hint_without_result_makes_the_next_ones_wait_for_each_other() -> None
         woken._hear(Hint(CRM))
         woken._hear(Hint(MAIL))
         assert not woken.hinted.is_set()
-        await asyncio.wait_for(woken.hinted.wait(), 20)
+        await asyncio.wait_for(woken.hinted.wait(), 60)
 
         assert woken.take() == (frozenset({"crm", "mail"}),)
         woken.asked(claimed=1)

@@ -139,7 +139,7 @@ def test_fifty_in_flight_make_do_with_a_pool_of_one_beside_the_app(
         working = dispatcher(engine, ob, adapters={"crm": adapter}, concurrency=64)
         pump = asyncio.create_task(pumping(working, lambda: states(postgresql) == {"delivered": 50}))
         await until_true(lambda: adapter.waiting == 50)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await use_the_connection()
         adapter.released.set()
         await pump

@@ -136,7 +136,7 @@ def test_the_upgrade_runs_while_apps_enqueue_and_a_dispatcher_sends(
     together = threading.Barrier(3)
 
     def app(name: str) -> int:
-        together.wait(10)
+        together.wait(60)
         number = 0
         while not over.is_set():
             with previous.begin() as session:
@@ -146,7 +146,7 @@ def test_the_upgrade_runs_while_apps_enqueue_and_a_dispatcher_sends(
 
     async def sending() -> None:
         working = dispatcher(previous, ob, adapters={"crm": service})
-        together.wait(10)
+        together.wait(60)
         await pumping(working, lambda: over.is_set() and "pending" not in states(previous))
         await working.close()
 

@@ -16,7 +16,7 @@ import outbox
 from outbox import ObservedClaim
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
-TEST_TIMEOUT = 30  # seconds until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = 60  # seconds until a test that hangs fails; nothing takes that long
 
 
 def observed(outcome, waited=None):

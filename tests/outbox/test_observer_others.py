@@ -17,7 +17,7 @@ from outbox import ObservedClaim
 from outbox.observer import ClaimObservation, GuardedObserver
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
-TEST_TIMEOUT = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = timedelta(seconds=60)  # until a test that hangs fails; nothing takes that long
 MOMENT = timedelta(milliseconds=50)
 
 

@@ -104,11 +104,11 @@ class Gate:
 
     def __call__(self, session: Session, settlement: Settlement) -> None:
         self.entered += 1
-        self.opened.wait(20)
+        self.opened.wait(60)
 
     def open(self) -> None:
         """Open it, and wait until those who waited are through."""
         self.opened.set()
         for thread in threading.enumerate():
             if thread.name == "outbox-callback":
-                thread.join(20)
+                thread.join(60)

@@ -17,7 +17,7 @@ from support.database import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 Result = TypeVar("Result")
 
-TEST_TIMEOUT = 30  # seconds until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = 60  # seconds until a test that hangs fails; nothing takes that long
 ANSWER = outbox.Response(201, b'{"execution":1}', {"Content-Type": "application/json"})
 
 

@@ -159,7 +159,7 @@ def claim_at_once(database: Database, ob: outbox.Outbox, permits: int) -> list[C
 
     def claimer(_: int) -> list[ClaimedEntry]:
         store = DatabaseStore(database.new_engine(), ob.configuration)
-        barrier.wait(10)
+        barrier.wait(60)
         taken: list[ClaimedEntry] = []
         while batch := claim(store, quota(permits=permits)):
             taken += batch
@@ -201,7 +201,7 @@ def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
     return asyncio.run(main())
 
 
-async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 20) -> None:
+async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 60) -> None:
     """Let the dispatcher work until `until()` is true, then let it drain."""
     stopping = asyncio.Event()
     pump = asyncio.create_task(working.pump(stopping))
@@ -212,7 +212,7 @@ async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float
         await pump
 
 
-async def until_true(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until_true(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # what it waits for is in a database
             await asyncio.sleep(0.005)
@@ -312,7 +312,7 @@ class Daemon:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 60) -> int:
         """Its exit status."""
         return self.process.wait(seconds)
 
@@ -338,7 +338,7 @@ def write_factory(directory: Path, body: str, name: str = "factory") -> None:
     (directory / f"{name}.py").write_text(FACTORY_HEAD + body)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20, workers: Sequence[Daemon] = ()) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60, workers: Sequence[Daemon] = ()) -> Any:
     """Poll for something that other processes do; fails after `seconds`, or when one of the workers has ended."""
     latest = time.monotonic() + seconds
     while not (found := condition()):

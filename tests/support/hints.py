@@ -18,7 +18,7 @@ from outbox.sql.hint_messages import Hint, channel_of, decode
 from support.database import Database
 from support.entries import until_true
 
-TEST_TIMEOUT = 20
+TEST_TIMEOUT = 60
 SENDERS = "outbox-hints"
 
 

@@ -120,7 +120,7 @@ class Shop:
         """Hold a handler that is to wait until the test lets it leave."""
         if do == "wait":
             self.entered.set()
-            assert self.may_leave.wait(30)
+            assert self.may_leave.wait(60)
 
     def defer(self) -> None:
         self.deferred.append(self.database.counts())
@@ -418,7 +418,7 @@ class Caller:
 
     def __init__(self, url: str) -> None:
         # A connection for each request: a server closes one on which the app failed, and may do so when the next is sent.
-        self._client = httpx.Client(base_url=url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+        self._client = httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 
     def post(
         self,

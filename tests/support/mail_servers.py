@@ -239,7 +239,7 @@ def against(faulty: Faulty, work: Callable[[SmtpAdapter], Coroutine[Any, Any, An
     """What `work` returns with an adapter for this server."""
 
     async def main() -> Any:
-        async with asyncio.timeout(30), faulty_server(faulty) as port:
+        async with asyncio.timeout(60), faulty_server(faulty) as port:
             adapter = adapter_for(port, **settings)
             try:
                 return await work(adapter)

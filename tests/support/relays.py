@@ -50,7 +50,7 @@ class Relay:
         changed = threading.Event()
         self._loop.call_soon_threadsafe(change)
         self._loop.call_soon_threadsafe(changed.set)
-        assert changed.wait(20)
+        assert changed.wait(60)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -117,7 +117,7 @@ def relay(server: sa.URL) -> Iterator[tuple[Relay, sa.URL]]:
     carrying = Relay(server)
     thread = threading.Thread(target=lambda: asyncio.run(carrying.serve()))
     thread.start()
-    assert carrying.listening.wait(20)
+    assert carrying.listening.wait(60)
     try:
         yield carrying, server.set(host="127.0.0.1", port=carrying.port, query={})
     finally:

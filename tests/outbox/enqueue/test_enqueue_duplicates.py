@@ -183,7 +183,7 @@ def test_transactions_with_equal_entries_in_opposite_order_do_not_deadlock(postg
 
     def enqueue_all(names):
         for round_ in range(rounds):
-            barrier.wait(20)
+            barrier.wait(60)
             with postgresql.begin() as session:
                 for name in names:
                     enqueue(ob, session, discriminator=f"{round_}/{name}", if_exists="ignore")

@@ -110,7 +110,7 @@ def test_no_byte_leaves_before_the_commit(shop: Shop) -> None:
     with shop.database.engine.connect() as holder, serving_asgi(starlette_app(shop)) as url:
         holder.execute(sa.text("SELECT pg_advisory_lock(42)"))
         port = int(url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             client.sendall(request)
             until_a_session_waits(shop.database)
 
@@ -568,7 +568,7 @@ def test_a_form_is_fingerprinted_as_it_came(shop: Shop) -> None:
 
     with serving_asgi(app) as url:
         answers = [
-            httpx.post(f"{url}/orders", headers=HEADERS, data={"amount": amount}, timeout=30) for amount in (1, 1, 2)
+            httpx.post(f"{url}/orders", headers=HEADERS, data={"amount": amount}, timeout=60) for amount in (1, 1, 2)
         ]
 
     assert [answer.status_code for answer in answers] == [201, 201, 422]

@@ -24,7 +24,7 @@ def running(name: str, database: Path) -> Iterator[httpx.Client]:
     environment = {**os.environ, "DATABASE_URL": f"{DRIVERS[name]}:///{database}"}
     with PythonProcess("-m", *COMMANDS[name].split(), cwd=ROOT, env=environment, stderr=PIPE) as process:
         try:
-            with httpx.Client(base_url=printed_url(process), timeout=30) as client:
+            with httpx.Client(base_url=printed_url(process), timeout=60) as client:
                 yield client
         finally:
             process.terminate()

@@ -119,7 +119,7 @@ def test_a_stream_is_kept_and_replayed_as_a_whole(caller: Caller, shop: Shop) ->
 def test_what_runs_after_the_answer_sees_it_committed(caller: Caller, shop: Shop) -> None:
     caller.post()
 
-    assert shop.has_deferred.wait(30)
+    assert shop.has_deferred.wait(60)
     assert shop.deferred == [ALL]
 
 
@@ -320,7 +320,7 @@ def test_who_lost_access_gets_no_replay(caller: Caller) -> None:
 def test_a_request_in_flight_is_a_conflict_at_once(caller: Caller, shop: Shop) -> None:
     with ThreadPoolExecutor() as pool:
         first = pool.submit(caller.post, "wait")
-        assert shop.entered.wait(30)
+        assert shop.entered.wait(60)
 
         second = caller.post("wait")
         shop.may_leave.set()
@@ -341,7 +341,7 @@ class TestWaiting:
     def test_a_request_may_wait_for_the_one_in_flight_and_get_its_answer(self, caller: Caller, shop: Shop) -> None:
         with ThreadPoolExecutor() as pool:
             first = pool.submit(caller.post, "wait")
-            assert shop.entered.wait(30)
+            assert shop.entered.wait(60)
             second = pool.submit(caller.post, "wait")
             until_a_session_waits(shop.database)
             shop.may_leave.set()
@@ -365,7 +365,7 @@ class TestWaiting:
     def test_a_budget_that_runs_out_is_a_conflict(self, caller: Caller, shop: Shop) -> None:
         with ThreadPoolExecutor() as pool:
             first = pool.submit(caller.post, "wait")
-            assert shop.entered.wait(30)
+            assert shop.entered.wait(60)
 
             second = caller.post("wait")
             shop.may_leave.set()

@@ -75,7 +75,7 @@ def test_many_retries_of_one_key_leave_connections_and_threads_to_others(
     """While the first works all but two of its retries get a Retry-After, and a request of another key is answered."""
     with serving_asgi(make(shop)) as url, ThreadPoolExecutor(RETRIES + 1) as pool, calling(url) as caller:
         first = pool.submit(caller.post, "wait")
-        assert shop.entered.wait(30)
+        assert shop.entered.wait(60)
         retries = [pool.submit(caller.post, "wait") for _ in range(RETRIES)]
         refused = [retry.result() for retry in islice(as_completed(retries), RETRIES - 2)]
         until_a_session_waits(shop.database)
@@ -112,7 +112,7 @@ def test_a_commit_waits_for_none_of_the_threads_that_others_share(shop: Shop) ->
 
         def block() -> bool:
             loop.call_soon_threadsafe(started.put_nowait, None)
-            return committed.wait(30)
+            return committed.wait(60)
 
         tasks = [asyncio.create_task(run_in_threadpool(block)) for _ in range(2)]
         for _ in tasks:
@@ -160,7 +160,7 @@ def test_a_request_that_finds_no_connection_gets_a_retry_after(
     shop = pooled(pool={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})
     with serving_asgi(make(shop)) as url, ThreadPoolExecutor(1) as pool, calling(url) as caller:
         first = pool.submit(caller.post, "wait")
-        assert shop.entered.wait(30)
+        assert shop.entered.wait(60)
         other = caller.post(key="another")
         shop.may_leave.set()
 

@@ -232,7 +232,7 @@ def test_of_many_copies_that_come_at_once_one_is_handled(postgresql, ob):
     barrier = threading.Barrier(8)
 
     def deliver_until_it_is_acknowledged(_):
-        barrier.wait(30)
+        barrier.wait(60)
         while True:
             with suppress(outbox.KeyInFlight):
                 return consumer.consume().duplicate

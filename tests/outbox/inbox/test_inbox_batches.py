@@ -596,7 +596,7 @@ def test_two_batches_that_wait_for_each_other_both_commit(postgresql: Database, 
                 except outbox.KeyInFlight:
                     refused.append(name)
                 if name == names[0]:
-                    barrier.wait(30)
+                    barrier.wait(60)
         return refused
 
     with ThreadPoolExecutor(2) as pool:

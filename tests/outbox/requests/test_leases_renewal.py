@@ -86,7 +86,7 @@ def test_after_its_own_answer_a_renewal_ends_quietly(database, ob, caplog):
     with shop.block(database.engine, lease=SHORT, renew_for=HOUR) as claim:
         (thread,) = threads()
         claim.respond(201)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     assert caplog.records == []
@@ -100,7 +100,7 @@ def test_a_lost_lease_is_logged_once_and_not_taken_back(database, ob, caplog):
     (thread,) = threads()
     database.execute(TABLES.record.update().values(lease_token=thief))
 
-    thread.join(10)
+    thread.join(60)
 
     assert not thread.is_alive()
     with pytest.raises(outbox.LeaseLost) as caught:
@@ -157,7 +157,7 @@ def test_a_database_that_is_unavailable_is_asked_again(caplog):
         tried.set()
 
     renewal = ThreadRenewal(renew, RECORD, TINY, HOUR)
-    assert tried.wait(10)
+    assert tried.wait(60)
     renewal.stop()
 
     assert {record.getMessage() for record in caplog.records} == {
