@@ -29,6 +29,7 @@ from dispatchers.dashboard.pages import ACTIONS, VIEWS
 from dispatchers.dashboard.parameters import parse
 from dispatchers.dashboard.views import Reading, View, without_keys
 from dispatchers.dashboard.waiting import on_thread
+from outbox.errors import ConfigurationError
 
 API = "/api"
 SPECIFICATION = f"{API}/openapi.json"
@@ -59,6 +60,10 @@ class Dashboard:
         trusted_origins: Collection[str] = (),
         second_person: Collection[BulkName] = (),
     ) -> None:
+        if not callable(authenticate):
+            raise ConfigurationError(
+                f"authenticate={authenticate!r}: give a function (request) -> Identity | None: the dashboard has no users"
+            )
         self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
         self._authenticate = authenticate
         self._second_person = checked_second_person(second_person)

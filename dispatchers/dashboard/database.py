@@ -5,22 +5,24 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, event, func, make_url, select, text
+from sqlalchemy import Connection, Engine, MetaData, event, func, select, text
 from sqlalchemy.engine import URL
 
 from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
-from outbox.migrations.targets import synchronous
+from outbox.migrations.targets import require_durable, synchronous
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
-from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.engines import engine_of, require_supported, url_of
 from outbox.sql.schema import define_tables
 
 POOL_SECONDS = 5
 POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}
 """A request waits at most 5 s for one of 10 connections; a dashboard must not take those of the app."""
 
+MILLISECOND = timedelta(milliseconds=1)
+STATEMENT_TIMEOUT_MAX = timedelta(days=24)  # PostgreSQL counts the milliseconds in 31 bits
 LOCK_MILLISECONDS = 3000
 CONNECT_SECONDS = 5
 
@@ -54,11 +56,13 @@ class Databases:
         prefix: str,
         statement_timeout: timedelta,
     ) -> None:
-        if statement_timeout < timedelta(milliseconds=1):
-            raise ConfigurationError(f"statement_timeout must be at least a millisecond, not {statement_timeout!r}")
+        if not (isinstance(statement_timeout, timedelta) and MILLISECOND <= statement_timeout <= STATEMENT_TIMEOUT_MAX):
+            raise ConfigurationError(
+                f"statement_timeout={statement_timeout!r}: give a timedelta of 1 ms to {STATEMENT_TIMEOUT_MAX.days} days"
+            )
         self.tables = define_tables(MetaData(), schema=schema, prefix=prefix)
         self._schema, self._prefix = schema, prefix
-        self._milliseconds = statement_timeout // timedelta(milliseconds=1)
+        self._milliseconds = statement_timeout // MILLISECOND
         self.answer_seconds = POOL_SECONDS + 3 * statement_timeout.total_seconds()
         self._own: list[Engine] = []
         self._deciding = self._engine(url)
@@ -74,7 +78,8 @@ class Databases:
             raise ConfigurationError(
                 f"the dashboard needs a URL or an Engine, not {type(url).__name__}: for an AsyncEngine give its `.url`"
             )
-        sync_url = synchronous(make_url(url))
+        sync_url = synchronous(url_of(url, "the dashboard"))
+        require_durable(sync_url)
         made = engine_of(sync_url, **POOL, connect_args=_connect_args(sync_url))
         self._own.append(made)
         return made

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import URL, Connection, Engine, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy import URL, Connection, Engine, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
@@ -40,7 +40,7 @@ from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
 from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
 from outbox.sql.dialect import prepare_sqlite
-from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.engines import engine_of, require_supported, url_of
 from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
@@ -228,15 +228,7 @@ def _engine(target: Any) -> Engine:
         return target
     if not isinstance(target, str | URL):
         raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")
-    try:
-        url = make_url(target)
-        require_supported(url.get_backend_name())
-        is_async = url.get_dialect().is_async
-    except (ArgumentError, NoSuchModuleError, ValueError):  # the URL is not shown, because it may contain a password
-        raise ConfigurationError(
-            "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not"
-            " shown)"
-        ) from None
-    if is_async:
+    url = url_of(target, "a dispatcher")
+    if url.get_dialect().is_async:
         raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: pass create_async_engine(url)")
     return engine_of(url)

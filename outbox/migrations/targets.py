@@ -78,12 +78,17 @@ def _open(url: URL) -> Engine:
                 f"migrations are synchronous, {url.drivername} is not: give a URL with a synchronous driver"
                 " (postgresql+psycopg://...), or a connection: `await connection.run_sync(upgrade)`"
             )
+    require_durable(url)
+    return engine_of(url, poolclass=NullPool)
+
+
+def require_durable(url: URL) -> None:
+    """Raise `ConfigurationError` for a database in memory: a new engine would have another, empty one."""
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
     if url.get_backend_name() == "sqlite" and in_memory:
         raise ConfigurationError(
             f"{url!r} would be another, empty database in memory: give the Engine or Connection itself"
         )
-    return engine_of(url, poolclass=NullPool)
 
 
 def synchronous(url: URL) -> URL:

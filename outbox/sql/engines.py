@@ -1,8 +1,10 @@
 """Engines made from a URL that a user typed: errors do not show the URL."""
 
+import re
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
 from outbox.sql.dialect import SUPPORTED
@@ -18,6 +20,24 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
             " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://..."
         ) from None
+
+
+def url_of(target: str | URL, user: str) -> URL:
+    """The URL that `user` needs. Raises `ConfigurationError`, hiding passwords, for other text and other databases."""
+    try:
+        url = make_url(target)
+        require_supported(url.get_backend_name())
+        url.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise ConfigurationError(
+            f"{user} needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name, not {_shown(target)}"
+        ) from None
+    return url
+
+
+def _shown(target: str | URL) -> str:
+    driver = re.match(r"[\w+.]{1,40}://", str(target))
+    return f"{driver[0]}..." if driver else "this text, which is not shown because it may be a password"
 
 
 def require_supported(database: str) -> None:

@@ -222,6 +222,29 @@ def test_an_async_engine_is_refused_with_the_way_out(sqlite: Database) -> None:
         Dashboard(sqlite.async_engine(), authenticate=signed_in("viewer"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("url", "settings", "text"),
+    [
+        (
+            "hunter2",
+            {},
+            "needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name, not this text",
+        ),
+        ("mysql://ada:hunter2@host/shop", {}, "the outbox runs on postgresql and sqlite, not on 'mysql'"),
+        ("sqlite://", {}, "another, empty database in memory"),
+        ("sqlite:///shop.db", {"statement_timeout": timedelta(days=25)}, "give a timedelta of 1 ms to 24 days"),
+        ("sqlite:///shop.db", {"statement_timeout": 5}, "give a timedelta of 1 ms to 24 days"),
+        ("sqlite:///shop.db", {"authenticate": None}, "give a function"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(url: str, settings: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Dashboard(url, **{"authenticate": signed_in("viewer"), **settings})
+
+    assert text in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_engine_in_autocommit_decides_in_one_transaction(postgresql: Database, ob: outbox.Outbox) -> None:
     """The decision and its audit row commit together, or neither: here the event cannot be written."""
     id = put_one(postgresql, ob)
