@@ -3,6 +3,7 @@
 One line for each user: `name:role+role:hash`. `outbox user` prints such a line.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -10,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from starlette.requests import Request
@@ -19,8 +21,9 @@ from dispatchers.dashboard.access import Identity
 from outbox.errors import ConfigurationError
 
 COST, BLOCK_SIZE, PARALLEL = 2**15, 8, 1  # RFC 7914: 32 MiB, some 80 ms
-SALT_BYTES = 16
+SALT_BYTES, HASH_BYTES = 16, 32
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
+HASHES_AT_ONCE = 2  # of all who try a password: further ones wait, and hold neither memory nor a thread
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="outbox", charset="UTF-8"'}
 
 
@@ -39,21 +42,24 @@ class PasswordFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._users = _users(Path(path))
         self._key = secrets.token_bytes(32)
+        self._nobody = (Identity("nobody", []), secrets.token_bytes(SALT_BYTES), secrets.token_bytes(HASH_BYTES))
         self._verified: dict[str, bytes] = {}  # what was checked once is not hashed again at each refresh of a page
+        self._hashing = ThreadPoolExecutor(HASHES_AT_ONCE, "outbox-password")
 
-    def __call__(self, request: Request) -> Identity | Response:
-        name, password = _credentials(request)
-        user = self._users.get(name)
-        if user is not None and self._matches(name, password, user):
-            return user[0]
+    async def __call__(self, request: Request) -> Identity | Response:
+        given = _credentials(request)
+        if given is not None and await self._matches(*given):
+            return self._users[given[0]][0]
         return PlainTextResponse("Sign in with a name and a password of the dashboard's users.\n", 401, CHALLENGE)
 
-    def _matches(self, name: str, password: str, user: tuple[Identity, bytes, bytes]) -> bool:
-        _, salt, expected = user
+    async def _matches(self, name: str, password: str) -> bool:
+        """An unknown name takes as long as a wrong password: the time must not tell who is a user."""
+        _, salt, expected = self._users.get(name, self._nobody)
         seen = hmac.digest(self._key, password.encode(), "sha256")
         if hmac.compare_digest(self._verified.get(name, b""), seen):
             return True
-        if not hmac.compare_digest(_hash(password, salt), expected):
+        hashed = await asyncio.get_running_loop().run_in_executor(self._hashing, _hash, password, salt)
+        if not hmac.compare_digest(hashed, expected):
             return False
         self._verified[name] = seen
         return True
@@ -93,21 +99,20 @@ def _user(number: int, line: str) -> tuple[str, tuple[Identity, bytes, bytes]]:
         raise ConfigurationError(f"line {number} of the file of users is malformed: {error}") from None
 
 
-def _credentials(request: Request) -> tuple[str, str]:
+def _credentials(request: Request) -> tuple[str, str] | None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return "", ""
+        return None
     try:
         name, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
-        return "", ""
+        return None
     return name, password
 
 
 def _hash(password: str, salt: bytes) -> bytes:
-    return hashlib.scrypt(
-        password.encode(), salt=salt, n=COST, r=BLOCK_SIZE, p=PARALLEL, maxmem=MEMORY_BYTES_MAX, dklen=32
-    )
+    cost = {"n": COST, "r": BLOCK_SIZE, "p": PARALLEL}
+    return hashlib.scrypt(password.encode(), salt=salt, **cost, maxmem=MEMORY_BYTES_MAX, dklen=HASH_BYTES)
 
 
 def _encoded(value: bytes) -> str:

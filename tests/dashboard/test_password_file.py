@@ -1,13 +1,17 @@
 """The users of `outbox web`: names, roles and hashed passwords in a file."""
 
+import asyncio
 import base64
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from support.cli_runner import refused, succeeded
-from support.dashboard import Browser, dashboard
+from support.dashboard import SITE, Browser, dashboard
 from support.database import Database
 
+from dispatchers.dashboard import password_file
 from dispatchers.dashboard.password_file import PasswordFile, user_line
 from outbox.errors import ConfigurationError
 
@@ -48,6 +52,40 @@ def test_only_a_user_with_the_right_password_gets_in(
     assert [answer.status_code for answer in answers] == [status] * 3
     if status == 401:
         assert all(answer.headers["www-authenticate"].startswith("Basic ") for answer in answers)
+
+
+def test_two_passwords_are_hashed_at_once_also_of_unknown_users(
+    sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = PasswordFile(users(tmp_path, user_line("ada", ["operator"], PASSWORD)))
+    two_run, release = threading.Event(), threading.Event()
+    running: list[str] = []
+    most: list[int] = []
+
+    def slow(password: str, salt: bytes) -> bytes:
+        running.append(password)
+        most.append(len(running))
+        if len(running) == 2:
+            two_run.set()
+        release.wait(60)
+        running.remove(password)
+        return b""
+
+    async def try_all() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=SITE) as client:
+            names = ["ada", "ada", "ada", "grace", "grace", "grace"]
+            headers = [{"Authorization": basic(name, str(number))} for number, name in enumerate(names)]
+            tries = [asyncio.create_task(client.get("/", headers=each)) for each in headers]
+            await asyncio.to_thread(two_run.wait, 60)
+            release.set()
+            return [(await each).status_code for each in tries]
+
+    monkeypatch.setattr(password_file, "_hash", slow)
+    with dashboard(sqlite, authenticate=file) as app:
+        statuses = asyncio.run(try_all())
+
+    assert statuses == [401] * 6
+    assert (len(most), max(most)) == (6, 2)
 
 
 def test_a_user_has_the_roles_of_the_file(sqlite: Database, tmp_path: Path) -> None:
