@@ -23,7 +23,7 @@ from outbox.errors import ConfigurationError
 COST, BLOCK_SIZE, PARALLEL = 2**15, 8, 1  # RFC 7914: 32 MiB, some 80 ms
 SALT_BYTES, HASH_BYTES = 16, 32
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
-HASHES_AT_ONCE = 2  # of all who try a password: further ones wait, and hold neither memory nor a thread
+HASHES_AT_ONCE = 2  # of all who try a password: further ones wait without a thread of their own
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="outbox", charset="UTF-8"'}
 
 
