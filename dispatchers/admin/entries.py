@@ -4,7 +4,6 @@ the whole outbox.
 Every function takes a Connection and reads in its current transaction. Only `payloads` reads a payload.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from sqlalchemy import Connection, Row, and_, case, func, null, select
 
 from dispatchers.admin.entry_filter import Filter, ParentWanted, check_filter, instant_of
 from dispatchers.admin.entry_pages import Place, read_places
+from dispatchers.admin.plain_values import parsed_or_text
 from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
@@ -259,7 +259,7 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     happened = select(event.c.at, event.c.kind, event.c.delivery, event.c.actor, event.c.reason)
     events = connection.execute(happened.where(event.c.entry_id == id).order_by(event.c.id))
     texts = {name: getattr(row, name) for name in ("options", "headers", "result")}
-    parsed: dict[str, Any] = {name: None if text is None else json.loads(text) for name, text in texts.items()}
+    parsed: dict[str, Any] = {name: None if text is None else parsed_or_text(text) for name, text in texts.items()}
     return EntryDetails(**_summary(row) | parsed, events=[EntryEvent(**event._mapping) for event in events])
 
 

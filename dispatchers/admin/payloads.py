@@ -1,6 +1,5 @@
 """Shows what was sent and answered for an entry, and records in the audit log who saw it."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -10,12 +9,16 @@ from sqlalchemy import Connection, select
 from dispatchers.admin.audit import write_audit
 from dispatchers.admin.decisions import check_decision
 from dispatchers.admin.entries import no_entry
+from dispatchers.admin.plain_values import parsed_or_text
 from outbox.sql.schema import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentAndAnswered:
-    """headers: as they were enqueued. result: the part of the service's answer that the adapter kept; None until it has ended."""
+    """headers: as they were enqueued. result: the part of the service's answer that the adapter kept; None until it has ended.
+
+    What is nested deeper than 100 levels is its text.
+    """
 
     id: UUID
     payload: Any
@@ -40,7 +43,7 @@ def reveal(
     write_audit(connection, tables, actor=actor, action="reveal_payload", kind="entry", target=str(id), reason=reason)
     return SentAndAnswered(
         id=id,
-        payload=json.loads(bytes(row.payload)),
-        headers=json.loads(row.headers),
-        result=None if row.result is None else json.loads(row.result),
+        payload=parsed_or_text(bytes(row.payload).decode()),
+        headers=parsed_or_text(row.headers),
+        result=None if row.result is None else parsed_or_text(row.result),
     )

@@ -4,6 +4,7 @@ The command line and the dashboard share these forms.
 """
 
 import dataclasses
+import json
 import re
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 BIGINT_MAX = 2**63 - 1
+DEPTH_MAX = 100
 SPAN_MAX = timedelta(days=36525)  # a century: no instant that it leads to is before the first year
 SPAN = re.compile(r"(\d{1,6})([smhdw])")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -32,6 +34,30 @@ def plain(value: Any) -> Any:
             return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         case _:
             return value
+
+
+def parsed_or_text(document: str) -> Any:
+    """The JSON document; its text if it is nested deeper than `DEPTH_MAX`, which neither `plain` nor every client can read."""
+    try:
+        value = json.loads(document)
+    except RecursionError:
+        return document
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return value
+    return document
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
 
 
 def instant(at: datetime) -> str:

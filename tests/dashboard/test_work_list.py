@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 from support.cli_runner import PRIVATE, put_ended, put_uncertain, set_row
 from support.dashboard import Browser, dashboard, put_heartbeat, signed_in
 from support.database import TABLES, Database
@@ -172,6 +173,23 @@ def test_the_answer_of_the_service_is_hidden_until_it_is_revealed(database: Data
     assert "ch_1" not in page + str(entry)
     assert entry["has_result"] is True
     assert revealed["result"] == {"id": "ch_1"}
+
+
+@pytest.mark.parametrize("depth", [400, 100_000])
+def test_what_is_nested_deeply_is_revealed_as_text(database: Database, ob: outbox.Outbox, depth: int) -> None:
+    id, nested = put_ended(database, ob), "[" * depth + "]" * depth
+    database.execute(sa.update(TABLES.entry).values(payload=nested.encode(), options=nested))
+    database.execute(sa.update(TABLES.settlement).values(result=nested))
+
+    with dashboard(database, authenticate=signed_in("payload_reader")) as app:
+        browser = Browser(app)
+        entry = browser.api(f"/entries/{id}").json()
+        revealed = browser.api(f"/entries/{id}/reveal", {"reason": "x"}, Authorization="Bearer t").json()
+        browser.text(f"/entries/{id}")
+        page = browser.send(f"/entries/{id}/reveal", reason="x")
+
+    assert [entry["options"], revealed["payload"], revealed["result"]] == [nested] * 3
+    assert page.status_code == 200
 
 
 def test_an_entry_lists_its_siblings(database: Database, ob: outbox.Outbox) -> None:
