@@ -53,7 +53,7 @@ class PasswordFile:
         return PlainTextResponse("Sign in with a name and a password of the dashboard's users.\n", 401, CHALLENGE)
 
     async def _matches(self, name: str, password: str) -> bool:
-        """An unknown name takes as long as a wrong password: the time must not tell who is a user."""
+        """An unknown name takes as long as a wrong password: the time must not show who is a user."""
         _, salt, expected = self._users.get(name, self._nobody)
         seen = hmac.digest(self._key, password.encode(), "sha256")
         if hmac.compare_digest(self._verified.get(name, b""), seen):
