@@ -21,20 +21,26 @@ _OPTIONS = (
     click.option(
         "--state", "states", multiple=True, type=click.Choice([*WAITING, *ENDED]), help="Only this state; repeatable."
     ),
-    click.option("--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create."),
-    click.option("--destination", help="Only entries for this destination."),
-    click.option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key."),
+    options.once_option(
+        "--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create."
+    ),
+    options.once_option("--destination", help="Only entries for this destination."),
+    options.once_option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key."),
     options.env_option,
     options.any_scope_option,
     options.any_source_option,
-    click.option("--ordering-key", help="Only entries of this ordering key."),
+    options.once_option("--ordering-key", help="Only entries of this ordering key."),
     click.option("--suspended", is_flag=True, help="Only entries that an operator or a check suspended."),
-    click.option("--reason-contains", help="Only entries with this text in why they failed, wait or are uncertain."),
-    click.option(
+    options.once_option(
+        "--reason-contains", help="Only entries with this text in why they failed, wait or are uncertain."
+    ),
+    options.once_option(
         "--since", type=options.Since(), help="Only entries due, or finished, since then: 15m, 2h, 7d or an instant."
     ),
-    click.option("--enqueued-since", type=options.Since(), help="Only entries enqueued since then."),
-    click.option("--enqueued-before", type=options.Since(), help="Only entries enqueued before then: older than 2h."),
+    options.once_option("--enqueued-since", type=options.Since(), help="Only entries enqueued since then."),
+    options.once_option(
+        "--enqueued-before", type=options.Since(), help="Only entries enqueued before then: older than 2h."
+    ),
 )
 _NAMES = (
     *("states", "operation", "destination", "parent", "env", "scope", "source", "ordering_key", "suspended"),

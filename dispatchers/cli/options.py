@@ -12,6 +12,18 @@ from dispatchers.admin.plain_values import parse_place, parse_since
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+
+def once_option(name: str, **settings: Any) -> Callable[[Decorated], Decorated]:
+    """An option that selects, and is refused if it is repeated: the last value alone would count, and select others."""
+
+    def value_of(ctx: click.Context, param: click.Parameter, values: tuple[Any, ...]) -> Any:
+        if len(values) > 1:
+            raise click.BadParameter(f"it was given {len(values)} times, and one value is possible")
+        return values[0] if values else None
+
+    return click.option(name, multiple=True, callback=value_of, **settings)
+
+
 schema_option = click.option("--schema", default=None, help="Schema of the tables; by default the connection's own.")
 prefix_option = click.option("--prefix", default="outbox_", show_default=True, help="Prefix of the tables' names.")
 # The group reads whether it was given, before anything else can fail.
@@ -29,8 +41,8 @@ scope_option = click.option("--scope", default="", help="Scope of the parent key
 source_option = click.option(
     "--source", default="app", show_default=True, help="Source of the parent key: app, http, inbox:..."
 )
-any_scope_option = click.option("--scope", default=None, help="Only parent keys of this scope (the caller).")
-any_source_option = click.option("--source", default=None, help="Only parent keys of this source: app, http, inbox:...")
+any_scope_option = once_option("--scope", help="Only parent keys of this scope (the caller).")
+any_source_option = once_option("--source", help="Only parent keys of this source: app, http, inbox:...")
 
 
 def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated]:
