@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Row, func, select
 from dispatchers.admin.audit import write_audit
 from dispatchers.admin.decision_effects import record_event, refused, text_of
 from dispatchers.admin.decisions import check_decision
+from dispatchers.admin.entries import no_entry
 from outbox.configuration import Configuration
 from outbox.entry_rows import NewEntry, insert_entries
-from outbox.errors import EntryNotFound
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
 from outbox.sql.deployment import require_secrets
 from outbox.sql.schema import SCHEMA_VERSION, Tables
@@ -48,14 +48,16 @@ def again(
     require_secrets(connection, tables, configuration.keyring)
     row = connection.execute(ended(tables).where(tables.entry.c.id == entry_id)).one_or_none()
     if row is None:
-        raise EntryNotFound(f"no entry has the id {entry_id}")
+        raise no_entry(entry_id)
     if (why := why_not_again(row, configuration.env)) is not None:
         raise refused(row, why)
     text = text_of("again", row, reason)
-    made = ask_again(connection, configuration, [row], actor, text)
-    if made:
+    is_new = ask_again(connection, configuration, [row], actor, text).get(entry_id)
+    if is_new is None:
+        raise no_entry(entry_id)
+    if is_new:
         write_audit(connection, tables, actor=actor, action="again", kind="entry", target=str(entry_id), reason=text)
-    return Again(id=again_id(row), is_new=bool(made))
+    return Again(id=again_id(row), is_new=is_new)
 
 
 def ended(tables: Tables) -> Any:
@@ -109,19 +111,24 @@ def _fields(row: Any) -> KeyFields:
 
 def ask_again(
     connection: Connection, configuration: Configuration, rows: Sequence[Any], actor: str, text: str
-) -> set[UUID]:
-    """Write the new entries, and a line in the history of the first ones; returns the ids of those that had no new one before."""
+) -> dict[UUID, bool]:
+    """Write the new entries, and a line in the history of the first ones. Returns by the first one's id whether its new one had
+    not been there; maintenance may have deleted a first one meanwhile, which is missing.
+    """
     tables = configuration.tables
     entry = tables.entry
     names = ("destination", "payload", "options", "headers", "record_id", "ordering_key")
     columns = [entry.c.id, *(entry.c[name] for name in names)]
     copied = {row.id: row for row in connection.execute(select(*columns).where(entry.c.id.in_([r.id for r in rows])))}
     made = {row.id: _new(configuration, row, copied[row.id]) for row in rows if row.id in copied}
+    if not made:
+        return {}
     present = insert_entries(connection, _with_fair(connection, configuration, made.values()), list(made.values()))
-    new = {id: entry for id, entry in made.items() if entry.id not in present}
-    for first, second in new.items():
-        record_event(connection, tables, first, actor, f"{text} (again as {second.id})")
-    return set(new)
+    is_new = {first: second.id not in present for first, second in made.items()}
+    for first, second in made.items():
+        if is_new[first]:
+            record_event(connection, tables, first, actor, f"{text} (again as {second.id})")
+    return is_new
 
 
 def _with_fair(connection: Connection, configuration: Configuration, entries: Iterable[NewEntry]) -> Configuration:

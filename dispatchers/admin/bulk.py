@@ -269,19 +269,21 @@ def decide_batch(
             allowed.append(row)
         else:
             skipped[why] += 1
-    done = _change(connection, tables, decision, allowed)
-    if done < len(allowed):  # two operators asked again for the same entries at the same time
-        skipped[asking.ASKED_ALREADY] += len(allowed) - done
+    done, unchanged = _change(connection, tables, decision, allowed)
+    skipped.update(unchanged)
     missing = set(ids) - {row.id for row in rows}
     if missing:
         skipped.update(_why_missing(connection, tables, previewed.wanted, now, missing))
-    return Progress(done, skipped)
+    return Progress(done, +skipped)
 
 
-def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows: Sequence[Any]) -> int:
+def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows: Sequence[Any]) -> Progress:
+    """Settlements are not locked: two operators may ask again for the same entries, and maintenance may delete them."""
     actor, reason = decision.actor, decision.reason
     if decision.configuration is not None and decision.action == "again":
-        return len(asking.ask_again(connection, decision.configuration, rows, actor, reason)) if rows else 0
+        is_new = asking.ask_again(connection, decision.configuration, rows, actor, reason)
+        done = sum(is_new.values())
+        return Progress(done, {asking.ASKED_ALREADY: len(is_new) - done, DELETED: len(rows) - len(is_new)})
     unserved = Unserved(connection, tables)
     for row in rows:
         text = text_of(decision.action, row, reason, decision.verdict)
@@ -294,7 +296,7 @@ def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows
                 release_row(connection, tables, row, actor, text)
             case _ if decision.verdict is not None:
                 resolve_row(connection, tables, row, decision.verdict, actor, reason, decision.result)
-    return len(rows)
+    return Progress(len(rows), {})
 
 
 def _why_missing(connection: Connection, tables: Tables, wanted: Filter, now: datetime, ids: set[UUID]) -> Counter[str]:

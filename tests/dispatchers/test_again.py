@@ -13,6 +13,7 @@ from support.entries import put, put_one, queue_row, reasons, run_once, states
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import again as asking
 from dispatchers.admin.again import Again, again, first_of
 from dispatchers.admin.bulk import BulkDecision, decide, preview
 from dispatchers.admin.entry_filter import Filter
@@ -257,3 +258,22 @@ def test_two_who_ask_again_in_bulk_make_one_entry_each(postgresql: Database, ob:
     assert [result.done + sum(result.skipped.values()) for result in results] == [150, 150]
     assert len(postgresql.entries) == 300
     assert len(postgresql.rows(TABLES.event)) == 150
+
+
+def test_what_maintenance_deletes_meanwhile_is_counted_as_deleted(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = failed(postgresql, ob, parent="order:1")
+    failed(postgresql, ob, parent="order:2")
+    decision = deciding(ob.configuration)
+    with postgresql.engine.connect() as connection:
+        found = preview(connection, TABLES, Filter(states=("failed",)), decision)
+
+    def allowed(connection: Any, configuration: Any, rows: Any) -> list[None]:
+        postgresql.execute(sa.delete(TABLES.entry).where(TABLES.entry.c.id == gone))
+        return [None] * len(rows)
+
+    monkeypatch.setattr(asking, "why_not_all", allowed)
+    (done,) = decide(postgresql.engine, TABLES, decision, found)
+
+    assert done == (1, {"it was deleted": 1})
