@@ -175,6 +175,7 @@ encoded_words = st.sampled_from(["=?utf-8?b?DQpCY2M6IGV2ZUBleGFtcGxlLmNvbQ==?=",
 @example(text="." * 300 + "\n.\n..\n", subject="=?utf-8?q?forged?=", filename="a" * 300)
 @example(text="x" * 2000 + "\r.\r\n \t\n", subject="x" * 2000, filename='a"b\\c; d=e.pdf')
 @example(text="", subject=" spaces ", filename="räch" * 40)
+@example(text="", subject="", filename='""')
 def test_whatever_is_written_arrives_in_lines_that_every_server_takes(text: str, subject: str, filename: str) -> None:
     payload = {**MAIL, "text": text, "subject": subject, "attachments": [{**PDF, "filename": filename}]}
 
@@ -192,7 +193,7 @@ def test_whatever_is_written_arrives_in_lines_that_every_server_takes(text: str,
     assert lines(body.get_content()) == lines(text)
     assert (read["Subject"] or "") == subject
     (attachment,) = read.iter_attachments()
-    assert attachment.get_filename() == filename
+    assert attachment["Content-Disposition"].params["filename"] == filename  # `get_filename` takes quotes off it
     assert attachment.get_content() == b"%PDF\r\n\0\xff"
 
 

@@ -20,7 +20,8 @@ def remote() -> Iterator[FaultyHttp]:
 
 def put(remote: FaultyHttp, behaviour: Behaviour, **settings: object) -> httpx.Response:
     remote.behave(behaviour)
-    return httpx.put(f"{remote.url}/contacts?a=1", content=b"\xff{}", trust_env=False, timeout=0.3, **settings)  # type: ignore[arg-type]
+    timeout = httpx.Timeout(60, read=0.3 if behaviour is faulty_http.hang else 60)
+    return httpx.put(f"{remote.url}/contacts?a=1", content=b"\xff{}", trust_env=False, timeout=timeout, **settings)  # type: ignore[arg-type]
 
 
 def test_it_gives_the_set_answer_and_records_what_arrived(remote: FaultyHttp) -> None:

@@ -22,7 +22,7 @@ UNPARSED = Delivered({"status": 200, "unparsed": True})
 MEGABYTE = 1024 * 1024
 
 
-def send_to(server: Server, scheme: str = "http", seconds: float = 5, **settings: Any) -> Outcome:
+def send_to(server: Server, scheme: str = "http", seconds: float = 60, **settings: Any) -> Outcome:
     async def scenario() -> Outcome:
         async with listening(server) as url:
             base_url, timeout = url.replace("http", scheme, 1), timedelta(seconds=seconds)

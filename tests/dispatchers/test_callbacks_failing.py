@@ -518,7 +518,7 @@ def test_a_drain_ends_at_its_grace_and_keeps_what_waits_for_a_callback(
 
     try:
         took = asyncio.run(main())
-        assert took < 3
+        assert took < 30, "the callbacks hang for a minute"
         rows = {row.id: row for row in postgresql.queue}
         waiting = [row for id, row in rows.items() if id not in stuck]
         assert {rows[id].state for id in stuck} == {"sending"}

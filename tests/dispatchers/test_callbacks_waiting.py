@@ -75,7 +75,7 @@ def test_nothing_is_claimed_that_callbacks_cannot_settle_in_time(postgresql: Dat
 
     async def main() -> None:
         pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 180))
-        await until_true(lambda: gate.entered == 2 and states(postgresql)["delivered"] == 90, seconds=30)
+        await until_true(lambda: gate.entered == 2 and states(postgresql)["delivered"] == 90)
         sent = len(adapter.deliveries)
         gate.opened.set()
         await pump

@@ -388,7 +388,7 @@ def test_a_statement_that_takes_too_long_is_ended(postgresql: Database, monkeypa
         return []
 
     monkeypatch.setattr(doctor, "CHECKS", {"sleep": sleep})
-    monkeypatch.setattr(doctor, "CHECK_LIMITS", Guards(statement=timedelta(milliseconds=20)))
+    monkeypatch.setattr(doctor, "CHECK_LIMITS", Guards(statement=timedelta(milliseconds=200)))
 
     reason = "a statement took too long"
     assert examined(postgresql)["unchecked"] == [{"check": "sleep", "reason": reason, "failed": True}]

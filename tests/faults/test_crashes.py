@@ -127,8 +127,8 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
         killed = 0
         for kill in range(kills):
             reached = (kill + 1) * count // (kills + 2)
-            wait_for(lambda reached=reached: ended(database) >= reached, f"{reached} to end", 90, workers)
-            wait_for(lambda: states(database)["sending"], "a process to send", 90, workers)
+            wait_for(lambda reached=reached: ended(database) >= reached, f"{reached} to end", 300, workers)
+            wait_for(lambda: states(database)["sending"], "a process to send", 300, workers)
             time.sleep(rng.uniform(0, 0.05))
             victims = [rng.randrange(2)] if kill else [0, 1]  # both, once: one of them is the sender
             for victim in victims:
@@ -136,7 +136,7 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
                 workers[victim].kill()
                 workers[victim] = start()
             cancelled |= cancel_some(database, ob, rng.sample(ids, 5))
-        wait_for(lambda: ended(database) == count, "every entry to end", 90, workers)
+        wait_for(lambda: ended(database) == count, "every entry to end", 300, workers)
         for worker in workers:  # the one that was started last may not have its handlers yet
             wait_for(lambda worker=worker: "started: " in worker.output, "its start", workers=[worker])
             worker.terminate()

@@ -207,9 +207,9 @@ def test_a_database_that_crashes_repeatedly_loses_nothing_that_was_sent(ob: outb
         with daemon(tmp_path, database.url) as process:
             for crash in range(5):
                 put_despite(database, ob, f"batch:{crash}", count=30)
-                wait_for(lambda crash=crash: delivered(database) > 30 * crash, "progress", 60, [process])
+                wait_for(lambda crash=crash: delivered(database) > 30 * crash, "progress", 120, [process])
                 kill_server_process(database)
-            wait_for(lambda: delivered(database) == 150, "the end", 60, [process])
+            wait_for(lambda: delivered(database) == 150, "the end", 120, [process])
             process.terminate()
             assert process.wait() == 0, process.output
 
@@ -292,7 +292,7 @@ def test_a_process_stopped_before_its_commit_keeps_no_other_waiting(
 
     with daemon(tmp_path, postgresql.url) as stopped:
         wait_for(lambda: (tmp_path / "stopped").exists(), "the settling", 60, workers=[stopped])
-        wait_for(is_settled_by_another, "the server to end the stopped one's transaction", 40, workers=[stopped])
+        wait_for(is_settled_by_another, "the server to end the stopped one's transaction", 120, workers=[stopped])
 
     assert state(postgresql, id) == "delivered"
     assert [delivery.id for delivery in service.deliveries] == [id]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from support.entries import wait_for
 from support.leases import Shop
 
 import outbox
+from outbox.requests import lease_renewal
 from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal, retries_after
 
 RECORD = UUID(int=1)
@@ -115,30 +117,35 @@ def test_a_lost_lease_is_logged_once_and_not_taken_back(database, ob, caplog):
 # --- the pace, and the end, without a database
 
 
-def test_a_thread_gives_up_after_the_time_that_it_was_given():
+@pytest.fixture
+def renewals(monkeypatch):
+    """Each takes a minute, of the clock that ends them."""
     renewals = []
-    renewal = ThreadRenewal(lambda: renewals.append(1), RECORD, TINY, timedelta(milliseconds=50))
+    monkeypatch.setattr(lease_renewal, "time", SimpleNamespace(monotonic=lambda: 60 * len(renewals)))
+    return renewals
+
+
+def test_a_thread_gives_up_after_the_time_that_it_was_given(renewals):
+    renewal = ThreadRenewal(lambda: renewals.append(1), RECORD, TINY, timedelta(minutes=3))
 
     wait_for(lambda: not threads(), "the thread to end by itself")
 
-    assert renewals
+    assert len(renewals) == 3
     renewal.stop()
 
 
-def test_a_task_gives_up_after_the_time_that_it_was_given():
-    renewals = []
-
+def test_a_task_gives_up_after_the_time_that_it_was_given(renewals):
     async def renew():
         renewals.append(1)
 
     async def main():
-        TaskRenewal(renew, RECORD, TINY, timedelta(milliseconds=50))
+        TaskRenewal(renew, RECORD, TINY, timedelta(minutes=3))
         (task,) = asyncio.all_tasks() - {asyncio.current_task()}
         await task
 
     asyncio.run(main())
 
-    assert renewals
+    assert len(renewals) == 3
 
 
 def broken():
