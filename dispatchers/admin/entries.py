@@ -202,13 +202,12 @@ class EntryEvent:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryDetails(EntrySummary):
-    """Everything that is known about one entry, except its payload.
+@dataclass(frozen=True, kw_only=True)  # only one base of `EntryDetails` may have __slots__
+class EntryFacts:
+    """What is known about one entry beyond its summary, except what was sent and answered.
 
-    deliveries: how often it was claimed.
-    key_epoch: the epoch of the key under which it is sent now. `child_key` is the key of epoch 0.
-    result: the part of the service's answer that the adapter kept.
+    at: the database's clock. deliveries: how often it was claimed.
+    key_epoch: the epoch of the key under which it is sent now. The summary's `child_key` is the key of epoch 0.
     """
 
     at: datetime
@@ -223,11 +222,20 @@ class EntryDetails(EntrySummary):
     position: int | None
     record_id: UUID | None
     options: Any
-    headers: Any
     payload_bytes: int | None
     schema_version: int
-    result: Any
     events: list[EntryEvent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryDetails(EntryFacts, EntrySummary):
+    """Everything that is known about one entry, except its payload.
+
+    result: the part of the service's answer that the adapter kept.
+    """
+
+    headers: Any
+    result: Any
 
 
 def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUID]:

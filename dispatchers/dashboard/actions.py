@@ -1,6 +1,6 @@
 """An action: one registration gives the form's POST, the JSON API's POST and its part of the OpenAPI document."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -8,34 +8,25 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 
 from dispatchers.admin.entry_version import what_changed
-from dispatchers.dashboard.access import Identity, Role
+from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.failures import Failure
-from outbox.sql.schema import Tables
+from dispatchers.dashboard.views import Context
 
 VERSION = "The entry's `version`, as its view returned it: the decision is refused if the entry has changed since."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deciding:
-    """What an action's function decides with: a connection in a transaction, and who decides.
-
-    second_person: the decisions that another operator must confirm.
-    """
+class Deciding(Context):
+    """What an action's function decides with: a connection in a transaction."""
 
     connection: Connection
-    tables: Tables
-    identity: Identity
-    second_person: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecidingInBatches:
+class DecidingInBatches(Context):
     """What an action's function decides with, if it makes several transactions: each statement has the dashboard's limit."""
 
     engine: Engine
-    tables: Tables
-    identity: Identity
-    second_person: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +54,7 @@ class Action:
     in_batches: bool = False
 
 
-def require_alone(deciding: Deciding | DecidingInBatches, decision: str) -> None:
+def require_alone(deciding: Context, decision: str) -> None:
     """Refuse a decision that needs a second person."""
     needed = "send_again" if decision == "new_key" else decision
     if needed in deciding.second_person:

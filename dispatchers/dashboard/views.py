@@ -13,13 +13,19 @@ from outbox.sql.schema import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a view's function reads with: a connection that cannot write, who asks, and which decisions need a second person."""
+class Context:
+    """What every view and action is given: who asks, and which decisions another operator must confirm."""
 
-    connection: Connection
     tables: Tables
     identity: Identity
     second_person: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Context):
+    """What a view's function reads with: a connection that cannot write."""
+
+    connection: Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

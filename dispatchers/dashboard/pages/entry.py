@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +12,7 @@ from dispatchers.admin import decisions, uncertain_decisions
 from dispatchers.admin.cases import read_cases
 from dispatchers.admin.entries import (
     EntryDetails,
-    EntryEvent,
+    EntryFacts,
     EntrySummary,
     read_entries_of_parent,
     read_entry,
@@ -43,56 +42,24 @@ class EntryQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryPage:
+class EntryPage(EntryFacts):
     """Everything that is known about one entry, except what was sent and answered.
 
-    at: the database's clock. key_epoch: the epoch of the key under which it is sent now; `entry.child_key` is that of epoch 0.
     has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it.
     version, window, offers: None once it has ended; the offers also for an identity that may not decide.
     request: the request that it belongs to. siblings: the entries of that request, or under the same parent, the oldest first,
         this one included.
     """
 
-    at: datetime
     entry: EntrySummary
     version: str | None
-    kid: str
-    key_epoch: int
-    deliveries: int
-    maybe_sent: bool | None
-    in_doubt_since: datetime | None
-    leased_at: datetime | None
-    first_leased_at: datetime | None
-    sent_as: str | None
-    position: int | None
-    record_id: UUID | None
-    options: Any
-    payload_bytes: int | None
-    schema_version: int
     has_result: bool
     failure: dict[str, Any] | None
     window: KeyWindow | None
     offers: list[Offer] | None
-    events: list[EntryEvent]
     request: RequestSummary | None
     siblings: list[EntrySummary]
     has_more_siblings: bool
-
-
-SAME = (
-    *(
-        "at",
-        "kid",
-        "key_epoch",
-        "deliveries",
-        "maybe_sent",
-        "in_doubt_since",
-        "leased_at",
-        "first_leased_at",
-        "sent_as",
-    ),
-    *("position", "record_id", "options", "payload_bytes", "schema_version", "events"),
-)
 
 
 def read(reading: Reading, query: EntryQuery) -> EntryPage:
@@ -102,7 +69,7 @@ def read(reading: Reading, query: EntryQuery) -> EntryPage:
     case = next(iter(read_cases(connection, tables, [query.id], found.at)), None)
     request, family = _family(connection, tables, found)
     return EntryPage(
-        **{name: getattr(found, name) for name in SAME},
+        **{each.name: getattr(found, each.name) for each in fields(EntryFacts)},
         entry=EntrySummary(**{each.name: getattr(found, each.name) for each in fields(EntrySummary)}),
         version=None if case is None else case.version,
         has_result=found.result is not None,
