@@ -231,11 +231,17 @@ def test_a_client_that_sends_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.1)
 
+    asked = list[int]()
+
+    def page() -> tuple[bytes, str]:
+        asked.append(1)
+        return bytes(20_000_000), "text/plain"
+
     async def talk(port: int) -> int:
         loop = asyncio.get_running_loop()
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            await until_true(lambda: len(asyncio.all_tasks()) > 1)
+            await until_true(lambda: bool(asked))
             await until_true(lambda: len(asyncio.all_tasks()) == 1)
             client.setblocking(False)
             received = 0
@@ -243,7 +249,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
                 received += len(part)
             return received
 
-    assert 0 < served(talk, page=lambda: (bytes(20_000_000), "text/plain")) < 20_000_000
+    assert 0 < served(talk, page=page) < 20_000_000
 
 
 def test_hanging_clients_keep_no_other_client_from_its_answer() -> None:

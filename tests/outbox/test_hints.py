@@ -4,9 +4,11 @@ import asyncio
 import gc
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -228,13 +230,17 @@ def test_an_outbox_without_hints_sends_none(postgresql: Database, ob: outbox.Out
 
 
 def test_hints_of_a_moment_are_one(postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hint_sender, "APART_SECONDS", 0.5)
+    is_over = threading.Event()
+    moment = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: seconds and is_over.wait(60))
     with listening(postgresql) as ear:
         by_session(postgresql, ob)
         assert ear.next().due == CRM
+        monkeypatch.setattr(hint_sender, "APART_SECONDS", 3600.0)
+        monkeypatch.setattr(hint_sender, "time", moment)
         for number in range(20):
             with postgresql.begin() as session:
                 enqueue(session, ob, f"d{number}.send", f"order:{number + 2}")
+        is_over.set()
 
         assert ear.next().due == frozenset((f"d{number}", f"d{number}.send") for number in range(20))
 

@@ -205,13 +205,13 @@ def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresq
     with through_a_relay(postgresql, ob) as (billing, between):
 
         def meanwhile() -> None:
-            time.sleep(0.4)
+            time.sleep(0.6)
             received.extend(queue.receive())
             if consumer.pauses.count == 5:
                 between.accept()
 
         consumer = Consumer(queue, billing, meanwhile)
-        consumer.recipe.VISIBILITY_SECONDS = 1
+        consumer.recipe.VISIBILITY_SECONDS = 2
         billing.poison = {"evt_2"}
         between.refuse()
         consumer.run_once()
