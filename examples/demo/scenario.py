@@ -35,7 +35,7 @@ MAIL_MISBEHAVIOUR = {
 }
 ORDERS_PER_SECOND = 15
 RUSH_SECONDS_MIN = 20  # long enough for five kills, each with the recovery from it
-STALL_SECONDS_MAX = 60  # without any entry that ends, after the last checkout; leases and retries take about fifteen
+STALL_SECONDS_MAX = 180  # without any entry that ends, after the last checkout; leases and retries take about fifteen
 LOOK_EVERY_SECONDS = 0.1
 QUIET_SECONDS = 0.3  # a COMMIT takes milliseconds, and on a crowded disk some tens of them
 
@@ -95,7 +95,7 @@ class Scenario:
         self._ledger.close()
 
     def rush(self) -> Snapshot:
-        """Start the clients. Return the state when every entry has ended, or when none has ended for a minute."""
+        """Start the clients. Return the state when every entry has ended, or when none has ended for three minutes."""
         self._before, _ = self._progress.read()
         if any(tally.open for tally in self._before.values()):
             raise Stuck(f"this database already has entries that wait to be sent: {self._before}")
