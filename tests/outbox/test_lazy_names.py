@@ -11,6 +11,7 @@ import dispatchers.delivery
 import dispatchers.dispatcher
 import dispatchers.flow_control.state
 import dispatchers.operations
+import dispatchers.time_limits
 
 
 def test_importing_the_package_loads_neither_sqlalchemy_nor_the_outbox() -> None:
@@ -29,6 +30,7 @@ def test_every_public_name_is_that_of_its_module() -> None:
         dispatchers.dispatcher,
         dispatchers.operations,
         dispatchers.flow_control.state,
+        dispatchers.time_limits,
     )
 
     for name in dispatchers.__all__:
