@@ -8,13 +8,13 @@ has changed meanwhile is left alone and counted. An entry that meets the filter 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial, reduce
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Select, func, select
+from sqlalchemy import Connection, Engine, Select, func, select, union_all
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.admin import again as asking
@@ -37,7 +37,7 @@ from dispatchers.admin.entry_filter import (
     Filter,
     check_filter,
     entry_conditions,
-    instant_of,
+    narrowed,
     row_conditions,
 )
 from dispatchers.store.database_identity import is_suspended
@@ -108,10 +108,20 @@ class Preview:
 
 
 class Progress(NamedTuple):
-    """What is committed. done: how many entries were changed. skipped: how many were not, for which reason."""
+    """What is committed. done: how many entries were changed. skipped: how many were not, for which reason. total: both."""
 
     done: int
     skipped: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return self.done + sum(self.skipped.values())
+
+    def plus(self, further: "Progress") -> "Progress":
+        return Progress(self.done + further.done, dict(Counter(self.skipped) + Counter(further.skipped)))
+
+
+NOTHING_DONE = Progress(0, {})
 
 
 def preview(
@@ -125,39 +135,26 @@ def preview(
     """Which entries the decision would change now. Writes nothing. Reads every entry that meets the filter.
 
     among: only of these.
-
     Raises `InvalidValue` for states that the decision is not about, and `ConfigurationError` for another secret than the
     database's.
     """
     check_filter(connection, tables, wanted)
     if wanted.is_ended != (decision.action == "again"):
-        rule = f"are not those that `{decision.action}` is about, such as {', '.join(STATES[decision.action])}"
-        raise InvalidValue("states", list(wanted.states), rule)
+        others = f"are not those that `{decision.action}` is about, such as {', '.join(STATES[decision.action])}"
+        raise InvalidValue("states", list(wanted.states), others)
     now = database_now(connection)
-    fixed = replace(
-        wanted,
-        since=_fixed(wanted.since, now),
-        enqueued_since=_fixed(wanted.enqueued_since, now),
-        enqueued_before=_fixed(wanted.enqueued_before, now),
-    )
-    whys = _rule(connection, tables, decision, now)
+    wanted, rule = wanted.with_instants(now), _rule(connection, tables, decision, now)
+    matching = _matching(tables, wanted, now).execution_options(yield_per=ROWS_READ_MAX)
+    if among is not None:
+        matching = matching.where(wanted.rows(tables).c.id.in_(among))
     ids: list[UUID] = []
     left_alone: Counter[str] = Counter()
-    matching = _matching(tables, fixed, now).execution_options(yield_per=ROWS_READ_MAX)
-    if among is not None:
-        matching = matching.where((tables.settlement if fixed.is_ended else tables.queue).c.id.in_(among))
     for rows in connection.execute(matching).partitions():
-        for row, why in zip(rows, whys(rows), strict=True):
-            if why is None:
-                ids.append(row.id)
-            else:
-                left_alone[why] += 1
-    text = sentence(decision.action, decision.verdict, fixed, len(ids))
-    return Preview(at=now, sentence=text, wanted=fixed, ids=ids, left_alone=left_alone)
-
-
-def _fixed(when: datetime | timedelta | None, now: datetime) -> datetime | None:
-    return None if when is None else instant_of(when, now)
+        allowed, refused = _split(rows, rule)
+        ids += [row.id for row in allowed]
+        left_alone += refused
+    text = sentence(decision.action, decision.verdict, wanted, len(ids))
+    return Preview(at=now, sentence=text, wanted=wanted, ids=ids, left_alone=left_alone)
 
 
 def decide(
@@ -180,13 +177,11 @@ def decide(
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     size = BATCH_ENTRIES_MAX if rate is None else max(1, min(BATCH_ENTRIES_MAX, round(rate)))
     batches = _Batches(engine, tables, decision, previewed)
-    done, skipped = 0, Counter[str]()
+    reached = NOTHING_DONE
     for first in range(0, len(previewed.ids), size):
         began = clock()
-        batch = batches.decide(previewed.ids[first : first + size])
-        done += batch.done
-        skipped.update(batch.skipped)
-        yield Progress(done, dict(skipped))
+        reached = reached.plus(batches.decide(previewed.ids[first : first + size]))
+        yield reached
         took = clock() - began
         seconds = max(PAUSE_RATIO * took, 0 if rate is None else size / rate - took)
         if first + size < len(previewed.ids) and pause(seconds):
@@ -214,12 +209,7 @@ class _Batches:
                 raise
         if len(ids) == 1:
             return Progress(0, {LOCKED: 1})
-        done, skipped = 0, Counter[str]()
-        for id in ids:
-            one = self.decide([id])
-            done += one.done
-            skipped.update(one.skipped)
-        return Progress(done, skipped)
+        return reduce(Progress.plus, (self.decide([id]) for id in ids), NOTHING_DONE)
 
     def _commit(self, ids: Sequence[UUID]) -> Progress:
         with self._engine.begin() as connection:
@@ -255,26 +245,17 @@ def decide_batch(
     connection: Connection, tables: Tables, decision: BulkDecision, previewed: Preview, ids: Sequence[UUID]
 ) -> Progress:
     """Decide about these of the preview's entries, in the caller's transaction. The audit log is the caller's."""
-    now = database_now(connection)
-    found = _matching(tables, previewed.wanted, now)
-    row_table = tables.settlement if previewed.wanted.is_ended else tables.queue
-    found = found.where(row_table.c.id.in_(ids)).order_by(row_table.c.id)
-    if not previewed.wanted.is_ended:
+    wanted, now = previewed.wanted, database_now(connection)
+    id = wanted.rows(tables).c.id
+    found = _matching(tables, wanted, now).where(id.in_(ids)).order_by(id)
+    if not wanted.is_ended:
         found = found.with_for_update(of=tables.queue, skip_locked=True)
     rows = connection.execute(found).all()
-    skipped: Counter[str] = Counter()
-    allowed = []
-    for row, why in zip(rows, _rule(connection, tables, decision, now)(rows), strict=True):
-        if why is None:
-            allowed.append(row)
-        else:
-            skipped[why] += 1
-    done, unchanged = _change(connection, tables, decision, allowed)
-    skipped.update(unchanged)
+    allowed, skipped = _split(rows, _rule(connection, tables, decision, now))
     missing = set(ids) - {row.id for row in rows}
     if missing:
-        skipped.update(_why_missing(connection, tables, previewed.wanted, now, missing))
-    return Progress(done, +skipped)
+        skipped += _why_missing(connection, tables, wanted, now, missing)
+    return _change(connection, tables, decision, allowed).plus(Progress(0, skipped))
 
 
 def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows: Sequence[Any]) -> Progress:
@@ -301,21 +282,20 @@ def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows
 
 def _why_missing(connection: Connection, tables: Tables, wanted: Filter, now: datetime, ids: set[UUID]) -> Counter[str]:
     """Why entries of the preview were not found again, or could not be locked."""
-    queue, settlement = tables.queue, tables.settlement
-    row_table = settlement if wanted.is_ended else queue
-    still = set(connection.execute(_matching(tables, wanted, now).where(row_table.c.id.in_(ids))).scalars())
-    waiting = select(queue.c.id, queue.c.state).where(queue.c.id.in_(ids))
-    ended = select(settlement.c.id, settlement.c.state).where(settlement.c.id.in_(ids))
-    states = {row.id: row.state for row in connection.execute(waiting.union_all(ended))}
-    why: Counter[str] = Counter()
-    for id in ids:
+    matching = _matching(tables, wanted, now).where(wanted.rows(tables).c.id.in_(ids))
+    still = set(connection.execute(matching).scalars())
+    rows = (select(rows.c.id, rows.c.state).where(rows.c.id.in_(ids)) for rows in (tables.queue, tables.settlement))
+    states = {row.id: row.state for row in connection.execute(union_all(*rows))}
+
+    def why(id: UUID) -> str:
         if id in still:
-            why[LOCKED] += 1
-        elif id not in states:
-            why[DELETED] += 1
-        else:
-            why[f"it has ended as {states[id]}" if states[id] in ENDED_STATES else CHANGED] += 1
-    return why
+            return LOCKED
+        state = states.get(id)
+        if state is None:
+            return DELETED
+        return f"it has ended as {state}" if state in ENDED_STATES else CHANGED
+
+    return Counter(map(why, ids))
 
 
 # --- which rows, and the rules about them
@@ -327,18 +307,23 @@ def _matching(tables: Tables, wanted: Filter, now: datetime) -> Select[Any]:
         of_all = row_conditions(tables, wanted, now) + entry_conditions(tables, wanted, now)
         ended: Select[Any] = asking.ended(tables).where(*of_all)
         return ended
-    queue, of_entry = tables.queue, entry_conditions(tables, wanted, now)
-    found = select(queue).where(*row_conditions(tables, wanted, now))
-    return found.join(tables.entry, tables.entry.c.id == queue.c.id).where(*of_entry) if of_entry else found
+    return narrowed(tables, wanted, now, select(tables.queue))
 
 
-def _rule(
-    connection: Connection, tables: Tables, decision: BulkDecision, now: datetime
-) -> Callable[[Sequence[Any]], list[str | None]]:
-    """Gives for each of several rows why the decision must not change it; None where it may."""
+Rule: TypeAlias = Callable[[Sequence[Any]], Sequence[str | None]]
+"""Gives for each of several rows why the decision must not change it; None where it may."""
+
+
+def _split(rows: Sequence[Any], rule: Rule) -> tuple[list[Any], Counter[str]]:
+    """The rows that the decision may change; of the others how many for which reason it may not."""
+    whys = rule(rows)
+    allowed = [row for row, why in zip(rows, whys, strict=True) if why is None]
+    return allowed, Counter(why for why in whys if why is not None)
+
+
+def _rule(connection: Connection, tables: Tables, decision: BulkDecision, now: datetime) -> Rule:
     if decision.configuration is not None and decision.action == "again":
         require_secrets(connection, tables, decision.configuration.keyring)
         return partial(asking.why_not_all, connection, decision.configuration)
     suspended = decision.action == "cancel" and is_suspended(connection, tables)
-
     return lambda rows: [why_not_in_bulk(decision.action, row, now, is_suspended=suspended) for row in rows]

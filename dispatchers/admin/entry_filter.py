@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, or_, select
 
 from dispatchers.store.queries import unreadable
 from outbox.errors import InvalidValue
@@ -19,6 +19,7 @@ from outbox.times import NEVER
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
 ENDED_STATES = ("delivered", "failed", "cancelled")
+Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
 PART_CHARS_MAX = 1000  # of a reason; SQLite and PostgreSQL refuse patterns that are much longer
 
 
@@ -69,6 +70,18 @@ class Filter:
         """Whether it selects settlements, and not rows of the queue."""
         return set(self.states) <= set(ENDED_STATES)
 
+    def rows(self, tables: Tables) -> Table:
+        """The settlements or the queue: one row of this table belongs to each entry that it selects."""
+        return tables.settlement if self.is_ended else tables.queue
+
+    def with_instants(self, now: datetime) -> "Filter":
+        """The filter with an instant in place of each span."""
+        spans = ("since", "enqueued_since", "enqueued_before")
+        instants: dict[str, Any] = {
+            name: instant_of(when, now) for name in spans if (when := getattr(self, name)) is not None
+        }
+        return replace(self, **instants)
+
 
 def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None:
     """Raise `InvalidValue` for states of both kinds, for ended entries that are suspended, which none is, and for a reason that
@@ -98,10 +111,16 @@ def _check_part(reason: str) -> None:
 
 def select_ids(tables: Tables, wanted: Filter, now: datetime) -> Select[UUID]:
     """The ids of the entries that `wanted` selects, in no order. now: the database's time."""
-    row = tables.settlement if wanted.is_ended else tables.queue
-    own, of_entry = row_conditions(tables, wanted, now), entry_conditions(tables, wanted, now)
-    found = select(row.c.id).where(*own)
-    return found.join(tables.entry, tables.entry.c.id == row.c.id).where(*of_entry) if of_entry else found
+    return narrowed(tables, wanted, now, select(wanted.rows(tables).c.id))
+
+
+def narrowed(tables: Tables, wanted: Filter, now: datetime, found: Selected) -> Selected:
+    """A statement about `wanted.rows`, with the filter's conditions."""
+    found = found.where(*row_conditions(tables, wanted, now))
+    of_entry = entry_conditions(tables, wanted, now)
+    return (
+        found.join(tables.entry, tables.entry.c.id == wanted.rows(tables).c.id).where(*of_entry) if of_entry else found
+    )
 
 
 def row_conditions(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Select, func, literal, or_, select, true, union_all
 
-from dispatchers.admin.entry_filter import Filter, entry_conditions, instant_of, row_conditions
+from dispatchers.admin.entry_filter import Filter, instant_of, narrowed
 from dispatchers.store.queries import destination_names
 from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
@@ -78,7 +78,7 @@ def _compare(
         limit = min(limit, rows_max)
         part = scan(after, limit)
         rows = part.subquery("scanned")
-        row = tables.settlement if wanted.is_ended else tables.queue
+        row = wanted.rows(tables)
         found = narrow(select(rows.c.at, rows.c.id).join(row, row.c.id == rows.c.id))
         at = rows.c.at.desc() if wanted.is_ended else rows.c.at
         places += _fetched(connection, found.order_by(at, rows.c.id).limit(entries_max + 1 - len(places)))
@@ -189,14 +189,6 @@ def _has_index(wanted: Filter) -> bool:
 
 def _are_uncertain(wanted: Filter) -> bool:
     return set(wanted.states) == {"uncertain"}
-
-
-def narrowed(tables: Tables, wanted: Filter, now: datetime, found: Rows) -> Rows:
-    """Only what meets the filter's conditions."""
-    row = tables.settlement if wanted.is_ended else tables.queue
-    found = found.where(*row_conditions(tables, wanted, now))
-    of_entry = entry_conditions(tables, wanted, now)
-    return found.join(tables.entry, tables.entry.c.id == row.c.id).where(*of_entry) if of_entry else found
 
 
 def ordered(

@@ -113,9 +113,9 @@ def _confirm(found: "Preview", *, yes: bool) -> None:
 def _run(
     decision: "BulkDecision", found: "Preview", bulk: Bulk, target: options.Target, pause: Callable[[float], bool]
 ) -> "Progress":
-    from dispatchers.admin.bulk import Progress, decide
+    from dispatchers.admin.bulk import NOTHING_DONE, decide
 
-    done = Progress(0, {})
+    done = NOTHING_DONE
     with deciding_in_batches(target) as (engine, tables), _progress(len(found.ids)) as advance:
         try:
             for done in decide(engine, tables, decision, found, rate=bulk.rate, pause=pause):
@@ -123,7 +123,7 @@ def _run(
         except (Exception, KeyboardInterrupt) as error:
             cause = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else "an error"
             click.echo(
-                f"stopped by {cause}: {done.done:,} changed and {_total(done) - done.done:,} left alone for"
+                f"stopped by {cause}: {done.done:,} changed and {done.total - done.done:,} left alone for"
                 " certain; of the batch after them `outbox audit --limit 1` shows whether it was committed. The same command"
                 " continues with the rest",
                 err=True,
@@ -133,7 +133,7 @@ def _run(
 
 
 def _report(decision: "BulkDecision", found: "Preview", done: "Progress") -> None:
-    rest = len(found.ids) - _total(done)
+    rest = len(found.ids) - done.total
     document = _document(decision, found) | {"dry_run": False, "done": done.done, "skipped": dict(done.skipped)}
     lines = [f"{decision.action}: {done.done:,} of {len(found.ids):,} entries changed"]
     lines += [f"{count:,} left alone meanwhile: {clean(why)}" for why, count in done.skipped.items()]
@@ -162,10 +162,6 @@ def _left_alone(found: "Preview") -> list[str]:
     return [
         f"{count:,} more meet the filter and are left alone: {clean(why)}" for why, count in found.left_alone.items()
     ]
-
-
-def _total(done: "Progress") -> int:
-    return done.done + sum(done.skipped.values())
 
 
 # --- interruption and progress
@@ -212,7 +208,7 @@ def _progress(total: int) -> Iterator[Advance]:
         task = bars.add_task("", total=total, rate="")
 
         def advance(done: Any) -> None:
-            bars.update(task, completed=_total(done))
+            bars.update(task, completed=done.total)
             speed = bars.tasks[0].speed
             bars.update(task, rate="" if speed is None else f"{speed:,.0f}/s")
 
@@ -224,9 +220,9 @@ def _lines(total: int) -> Advance:
 
     def advance(done: "Progress") -> None:
         nonlocal printed
-        tenth = _total(done) * 10 // total
+        tenth = done.total * 10 // total
         if tenth > printed:
             printed = tenth
-            click.echo(f"{_total(done):,} of {total:,}", err=True)
+            click.echo(f"{done.total:,} of {total:,}", err=True)
 
     return advance

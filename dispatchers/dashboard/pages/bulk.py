@@ -5,7 +5,6 @@ these, however many requests it takes, and returns those that are left.
 """
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from dispatchers.admin import proposals
-from dispatchers.admin.bulk import STATES, BulkDecision, Preview, Progress, decide, preview
+from dispatchers.admin.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
 from dispatchers.admin.bulk_sentence import command_line, sentence
 from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
 from dispatchers.admin.plain_values import ids_text, instant
@@ -194,20 +193,20 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     require_alone(deciding, form.decision)
     if len(form.entries) > MATCHING_MAX:
         raise Failure(422, "invalid", f"entries: {len(form.entries)} are more than {MATCHING_MAX}", "entries")
-    before = _skipped_of(form.skipped)
+    before = Progress(form.done, _skipped_of(form.skipped))
     wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
     with deciding.engine.connect() as connection:
         check_filter(connection, deciding.tables, wanted)
         now = database_now(connection)
     previewed = Preview(at=now, sentence="", wanted=wanted, ids=form.entries, left_alone={})
     piece = _piece(deciding, decision, previewed)
-    rest = form.entries[piece.done + sum(piece.skipped.values()) :]
-    total = form.done + sum(before.values()) + len(form.entries)
+    reached, rest = before.plus(piece), form.entries[piece.total :]
+    total = reached.total + len(rest)
     return BulkDone(
         sentence=sentence(decision.action, decision.verdict, wanted, total),
         total=total,
-        done=form.done + piece.done,
-        skipped=dict(before + Counter(piece.skipped)),
+        done=reached.done,
+        skipped=reached.skipped,
         left=len(rest),
         parameters=_parameters(wanted, form.decision),
         entries=ids_text(rest),
@@ -217,7 +216,7 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
 
 def _piece(deciding: DecidingInBatches, decision: BulkDecision, previewed: Preview) -> Progress:
     until = time.monotonic() + PIECE_SECONDS
-    reached = Progress(0, {})
+    reached = NOTHING_DONE
     for progress in decide(deciding.engine, deciding.tables, decision, previewed):
         reached = progress
         if time.monotonic() >= until:
@@ -225,12 +224,12 @@ def _piece(deciding: DecidingInBatches, decision: BulkDecision, previewed: Previ
     return reached
 
 
-def _skipped_of(given: Any) -> Counter[str]:
+def _skipped_of(given: Any) -> Mapping[str, int]:
     if given is None:
-        return Counter()
+        return {}
     if not isinstance(given, dict) or not all(isinstance(count, int) and count >= 0 for count in given.values()):
         raise Failure(422, "invalid", "skipped: pass what the previous answer returned", "skipped")
-    return Counter(given)
+    return given
 
 
 # --- propose
