@@ -65,6 +65,7 @@ CONTENDED = (LOCK_NOT_AVAILABLE, DEADLOCK, SERIALIZATION_FAILURE)
 LOCKED = "another transaction has locked it"
 CHANGED = "it has changed, and no longer meets the filter"
 DELETED = "it was deleted"
+NEWS = "its history has grown since it was counted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +132,11 @@ def preview(
     decision: BulkDecision,
     *,
     among: Sequence[UUID] | None = None,
+    seen_at: datetime | None = None,
 ) -> Preview:
     """Which entries the decision would change now. Writes nothing. Reads every entry that meets the filter.
 
-    among: only of these.
+    among: only of these. seen_at: when the operator read them; `resolve` leaves alone what has a later event.
     Raises `InvalidValue` for states that the decision is not about, and `ConfigurationError` for another secret than the
     database's.
     """
@@ -143,7 +145,7 @@ def preview(
         others = f"are not those that `{decision.action}` is about, such as {', '.join(STATES[decision.action])}"
         raise InvalidValue("states", list(wanted.states), others)
     now = database_now(connection)
-    wanted, rule = wanted.with_instants(now), _rule(connection, tables, decision, now)
+    wanted, rule = wanted.with_instants(now), _rule(connection, tables, decision, now, seen_at)
     matching = _matching(tables, wanted, now).execution_options(yield_per=ROWS_READ_MAX)
     if among is not None:
         matching = matching.where(wanted.rows(tables).c.id.in_(among))
@@ -251,7 +253,7 @@ def decide_batch(
     if not wanted.is_ended:
         found = found.with_for_update(of=tables.queue, skip_locked=True)
     rows = connection.execute(found).all()
-    allowed, skipped = _split(rows, _rule(connection, tables, decision, now))
+    allowed, skipped = _split(rows, _rule(connection, tables, decision, now, previewed.at))
     missing = set(ids) - {row.id for row in rows}
     if missing:
         skipped += _why_missing(connection, tables, wanted, now, missing)
@@ -321,9 +323,26 @@ def _split(rows: Sequence[Any], rule: Rule) -> tuple[list[Any], Counter[str]]:
     return allowed, Counter(why for why in whys if why is not None)
 
 
-def _rule(connection: Connection, tables: Tables, decision: BulkDecision, now: datetime) -> Rule:
+def _rule(
+    connection: Connection, tables: Tables, decision: BulkDecision, now: datetime, seen_at: datetime | None
+) -> Rule:
     if decision.configuration is not None and decision.action == "again":
         require_secrets(connection, tables, decision.configuration.keyring)
         return partial(asking.why_not_all, connection, decision.configuration)
     suspended = decision.action == "cancel" and is_suspended(connection, tables)
-    return lambda rows: [why_not_in_bulk(decision.action, row, now, is_suspended=suspended) for row in rows]
+
+    def rule(rows: Sequence[Any]) -> list[str | None]:
+        whys = [why_not_in_bulk(decision.action, row, now, is_suspended=suspended) for row in rows]
+        if decision.action != "resolve" or seen_at is None:
+            return whys
+        later = _with_later_events(connection, tables, [row.id for row in rows], seen_at)
+        return [NEWS if why is None and row.id in later else why for row, why in zip(rows, whys, strict=True)]
+
+    return rule
+
+
+def _with_later_events(connection: Connection, tables: Tables, ids: Sequence[UUID], seen_at: datetime) -> set[UUID]:
+    """The entries that were sent again or looked up since: they may be uncertain for another reason than the operator read."""
+    event = tables.event
+    later = select(event.c.entry_id).where(event.c.entry_id.in_(ids), event.c.at > seen_at)
+    return set(connection.execute(later).scalars())

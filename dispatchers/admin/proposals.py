@@ -61,16 +61,17 @@ def propose(
     decision: BulkDecision,
     *,
     among: Sequence[UUID] | None = None,
+    seen_at: datetime | None = None,
     valid_for: timedelta = VALID_FOR,
 ) -> Proposal:
     """Store the decision about the entries that the filter selects now, for another operator to confirm.
 
-    among: only about these entries. Raises `DecisionRefused` if the decision is allowed for none of them, `InvalidValue` for more
+    among, seen_at: as of `preview`. Raises `DecisionRefused` if the decision is allowed for none of them, `InvalidValue` for more
     than `ENTRIES_MAX` entries and for a time limit above `VALID_FOR_MAX`, and what `preview` raises.
     """
     if not timedelta(0) < valid_for <= VALID_FOR_MAX:
         raise InvalidValue("valid_for", valid_for, f"must be more than nothing, and {VALID_FOR_MAX} at most")
-    found = preview(connection, tables, wanted, decision, among=among)
+    found = preview(connection, tables, wanted, decision, among=among, seen_at=seen_at)
     if not found.ids:
         why = "; ".join(found.left_alone) or "no entry meets the filter"
         raise DecisionRefused(f"nothing to propose: {why}", "none")

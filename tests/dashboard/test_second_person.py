@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -12,9 +13,11 @@ from support.database import TABLES, Database
 from support.entries import put, put_one, queue_row
 
 import outbox
+from dispatchers.admin.bulk import NEWS
 from dispatchers.dashboard import Dashboard
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
+from outbox.sql.dialect import clock
 
 BEARER = {"Authorization": "Bearer t"}
 OF_TWO = ["cancel", "did_not_happen", "send_again"]
@@ -80,6 +83,29 @@ def test_a_confirmed_proposal_is_carried_out_and_counted(database: Database, ob:
     assert decided(database, *ids) == 2
     assert audit(database)[-1] == ("bob", "cancel", 2, "ordered twice (proposed by ada)")
     assert "confirmed" in team.ada.text("/proposals")
+
+
+def test_what_was_sent_again_since_it_was_counted_is_not_decided(
+    database: Database, ob: outbox.Outbox, team: Team
+) -> None:
+    since_counted, since_proposed = put_uncertain(database, ob), put_uncertain(database, ob)
+    counted = team.ada.api("/bulk?decision=did_not_happen").json()
+    body = {**counted["parameters"], "entries": counted["entries"], "reason": "not in their log"}
+
+    put_attempt(database, since_counted)
+    made = team.ada.api("/bulk/propose", body, **BEARER).json()
+    put_attempt(database, since_proposed)
+    confirmed = team.bob.api(f"/proposals/{made['id']}/confirm", {}, **BEARER).json()
+    alone = team.bob.api("/bulk/decide", {**body, "decision": "happened"}, **BEARER).json()
+
+    assert made["sentence"].startswith("record for 1 entry")
+    assert (confirmed["done"], confirmed["skipped"]) == (0, {NEWS: 1})
+    assert (alone["done"], alone["skipped"]) == (0, {NEWS: 2})
+
+
+def put_attempt(database: Database, id: UUID) -> None:
+    event = {"entry_id": id, "at": clock(), "kind": "attempt", "delivery": 2, "reason": "no answer within 30 s"}
+    database.execute(sa.insert(TABLES.event).values(event))
 
 
 def test_who_proposed_a_decision_is_refused(database: Database, ob: outbox.Outbox, team: Team) -> None:

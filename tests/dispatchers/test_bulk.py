@@ -20,6 +20,7 @@ from dispatchers.admin.bulk import (
     CHANGED,
     DELETED,
     LOCKED,
+    NEWS,
     BulkDecision,
     Preview,
     Progress,
@@ -126,6 +127,16 @@ def test_uncertain_entries_are_resolved_as_one_is(database: Database, ob: outbox
     assert done == Progress(3, {})
     assert states(database) == {"failed" if verdict == "did_not_happen" else "delivered": 3}
     assert {row.reason for row in database.rows(TABLES.audit)} == {f"{verdict}: the service is back"}
+
+
+def test_what_was_sent_again_since_it_was_counted_is_left_alone(database: Database, ob: outbox.Outbox) -> None:
+    first, _ = put_uncertain(database, ob, 2)
+    found = previewed(database, UNCERTAIN, GONE)
+    event = {"entry_id": first, "at": clock(), "kind": "attempt", "delivery": 2, "reason": "no answer within 30 s"}
+    database.execute(sa.insert(TABLES.event).values(event))
+
+    assert decided(database, GONE, found) == Progress(1, {NEWS: 1})
+    assert decide_all(database, UNCERTAIN, GONE).done == 1
 
 
 def test_waiting_entries_are_due_at_once_and_due_ones_are_left_alone(database: Database, ob: outbox.Outbox) -> None:

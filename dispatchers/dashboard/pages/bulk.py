@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from dispatchers.admin import proposals
 from dispatchers.admin.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
 from dispatchers.admin.bulk_sentence import command_line, sentence
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
+from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, instant_of, select_ids
 from dispatchers.admin.plain_values import ids_text, instant
 from dispatchers.admin.proposals import Proposal
 from dispatchers.dashboard.access import Role
@@ -103,18 +103,19 @@ def read(reading: Reading, query: BulkQuery) -> BulkPage:
         sentence=found.sentence,
         count=len(found.ids),
         left_alone=found.left_alone,
-        parameters=_parameters(found.wanted, query.decision),
+        parameters=_parameters(found.wanted, query.decision, found.at),
         entries=ids_text(found.ids),
         second_person=query.decision in reading.second_person,
         command=command_line(decision.action, decision.verdict, found.wanted),
     )
 
 
-def _parameters(wanted: Filter, decision: BulkName) -> dict[str, Any]:
-    """The filter as parameters of the action, its spans as instants."""
+def _parameters(wanted: Filter, decision: BulkName, at: datetime) -> dict[str, Any]:
+    """The filter as parameters of the action, its spans as instants. at: when the entries were counted."""
     parent = wanted.parent
     given: dict[str, Any] = {
         "decision": decision,
+        "counted_at": instant(at),
         "state": list(wanted.states),
         "operation": wanted.operation,
         "destination": wanted.destination,
@@ -160,6 +161,9 @@ class CountedForm(EntriesWanted):
     decision: BulkName = parameter("What to do about each entry.")
     entries: tuple[UUID, ...] = parameter("The entries, as the previous answer returned them.")
     reason: str = parameter("Why, and how you know; it is recorded with your name.")
+    counted_at: timedelta | datetime | None = parameter(
+        "The view's `at`: an uncertain entry whose history has grown since is left alone.", None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +202,8 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     with deciding.engine.connect() as connection:
         check_filter(connection, deciding.tables, wanted)
         now = database_now(connection)
-    previewed = Preview(at=now, sentence="", wanted=wanted, ids=form.entries, left_alone={})
+    at = now if form.counted_at is None else instant_of(form.counted_at, now)
+    previewed = Preview(at=at, sentence="", wanted=wanted, ids=form.entries, left_alone={})
     piece = _piece(deciding, decision, previewed)
     reached, rest = before.plus(piece), form.entries[piece.total :]
     total = reached.total + len(rest)
@@ -208,7 +213,7 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
         done=reached.done,
         skipped=reached.skipped,
         left=len(rest),
-        parameters=_parameters(wanted, form.decision),
+        parameters=_parameters(wanted, form.decision, at),
         entries=ids_text(rest),
         reason=form.reason,
     )
@@ -237,8 +242,10 @@ def _skipped_of(given: Any) -> Mapping[str, int]:
 
 def propose(deciding: Deciding, form: CountedForm) -> Proposal:
     """Store the decision, for another operator to confirm."""
+    connection, at = deciding.connection, form.counted_at
     wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
-    return proposals.propose(deciding.connection, deciding.tables, wanted, decision, among=form.entries)
+    seen_at = None if at is None else instant_of(at, database_now(connection))
+    return proposals.propose(connection, deciding.tables, wanted, decision, among=form.entries, seen_at=seen_at)
 
 
 ACTIONS = (
