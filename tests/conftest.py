@@ -17,6 +17,7 @@ from support.database import TABLES, Base, Client, Database
 import outbox
 import outbox.migrations
 from dispatchers.testing.postgres import temporary_postgres
+from outbox.hint_sender import HintSender
 
 pytest.register_assert_rewrite("support.store_agreement")  # its assertions are a test's
 
@@ -78,6 +79,13 @@ APP_SIDE = frozenset(
 that are marked `owner`: they change the schema, or have a dispatcher on an engine of their own.
 """
 
+
+HINTED = frozenset(
+    {"test_hints", "test_wakeup", "test_hinted_claims", "test_dispatcher", "test_daemon", "test_many_processes"}
+)
+"""The modules whose tests send hints to other engines and processes, as an app does. In the others no sender has a thread and a
+connection, which cost a test several times what it does itself; dispatchers of the process are woken all the same.
+"""
 
 LEFT_OPEN_SECONDS = 0.02  # a closed connection is gone from the server long before
 
@@ -227,6 +235,12 @@ def database(request: pytest.FixtureRequest) -> Database:
     """A database of the test's own: the test runs on each kind."""
     made: Database = request.getfixturevalue(request.param)
     return made
+
+
+@pytest.fixture(autouse=True)
+def hints_to_other_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.module.__name__ not in HINTED:
+        monkeypatch.setattr(HintSender, "send", lambda *hint, **settings: None)
 
 
 @pytest.fixture

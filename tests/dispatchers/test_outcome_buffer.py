@@ -6,14 +6,14 @@ from uuid import uuid4
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle
 
-TEST_TIMEOUT = timedelta(seconds=60)
+LEASE = timedelta(seconds=10)
 DELIVERED = Settle("delivered", 1)
 
 
 def test_two_claims_of_an_entry_are_postponed_apart() -> None:
     """A process claims an entry again although it still holds back its earlier outcome: the row was locked beyond the lease."""
     now = 0.0
-    endings = OutcomeBuffer(clock=lambda: now, timeout=TEST_TIMEOUT)
+    endings = OutcomeBuffer(clock=lambda: now, timeout=LEASE)
     first = ClaimedEntry._make([None] * len(ClaimedEntry._fields))._replace(id=uuid4(), lease_token=uuid4())
     second = first._replace(lease_token=uuid4())
     endings.postpone([(first, DELIVERED)], {first.id})
