@@ -25,6 +25,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
+        self._poll = select.poll()
         self._is_encrypted = False
         self._has_received = False
         self._reader: AnswerReader | None = None
@@ -66,18 +67,17 @@ class Connection(asyncio.Protocol):
 
         It reads the socket itself, because the event loop may not have reported that yet.
         """
-        return not self._has(READABLE)
+        return not self._events() & READABLE
 
     def is_closed(self) -> bool:
         """Whether one side has closed it: a request would be lost. After the TLS handshake, a quiet server may send data."""
-        return self._has(CLOSED)
+        return bool(self._events() & CLOSED)
 
-    def _has(self, events: int) -> bool:
+    def _events(self) -> int:
         if self._transport is None or self._transport.is_closing():
-            return True
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), events)
-        return bool(poll.poll(0))
+            return select.POLLNVAL
+        found = self._poll.poll(0)
+        return found[0][1] if found else 0
 
     def abort(self) -> None:
         """Close it at once, whatever is in flight."""
@@ -98,6 +98,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._poll.register(
+            transport.get_extra_info("socket").fileno(), READABLE
+        )  # closed only after `connection_lost`
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True

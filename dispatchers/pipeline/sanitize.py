@@ -21,6 +21,7 @@ from dispatchers.delivery import (
 )
 
 REASON_CHARS_MAX = 1000
+JSON = json.JSONEncoder(allow_nan=False)  # `json.dumps` with an argument makes one at each call
 OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
 
 
@@ -55,7 +56,7 @@ def storable_finding(answer: object) -> Finding:
 def _result(result: Any) -> Any:
     """`result`, or what says why it is not kept: it happened nevertheless."""
     try:
-        text = json.dumps(result, allow_nan=False)
+        text = JSON.encode(result)
     except (TypeError, ValueError, RecursionError):
         return {"unstorable": type(result).__name__}
     return result if len(text) <= RESULT_BYTES_MAX else {"unstorable": f"{len(text)} bytes of JSON"}

@@ -183,6 +183,7 @@ class Sender:
                         worker.overdue = False
                         worker.task.uncancel()
                 worker.deadline = IDLE
+                work_on(None)
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 await worker.wake
@@ -226,7 +227,6 @@ class Sender:
             self._activity.errors.report("dispatcher", error, entry)
         finally:
             outcome, worker.outcome = worker.outcome, None
-            work_on(None)
             self._end(entry, outcome, change)
 
     def _end(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:

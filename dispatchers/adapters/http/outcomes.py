@@ -76,11 +76,11 @@ def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stor
     errors_are_stored: the service repeats errors for a key. A repeated error then proves that no earlier attempt succeeded.
     """
     repeated = is_replayed(answer)
+    if meaning == "delivered":
+        return Delivered(result, replayed=repeated)
     stored = errors_are_stored and repeated
     reason, after = _reason(answer), retry_after(answer.headers)
     match meaning:
-        case "delivered":
-            return Delivered(result, replayed=repeated)
         case "rejected" | "conclusive":
             return Rejected(reason, conclusive=stored or meaning == "conclusive", result={"status": answer.status})
         case "key_conflict":

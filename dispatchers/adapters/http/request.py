@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import httpx
@@ -24,10 +24,13 @@ FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
 """Headers that are made for each request, or that would change how it is sent."""
 TARGETS_REMEMBERED: Final = 256
-AGENT: Final = {"User-Agent": "sqlalchemy-outbox"}
+AGENT: Final = {"user-agent": ("User-Agent", "sqlalchemy-outbox")}
 DECODINGS_MAX: Final = 5  # no correct path is percent-encoded more often
 OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
+
+
+Header: TypeAlias = tuple[str, str]
 
 
 class Malformed(Exception):
@@ -40,12 +43,12 @@ class Service:
 
     base_url: the beginning of every URL, without a slash at its end; empty if the payloads' URLs are absolute. It may be a
         secret, as with webhooks.
-    taken: the headers that no entry may set, in lower case.
+    by_name: the `headers`, by their names in lower case. taken: the headers that no entry may set, in lower case.
     """
 
     base_url: str = field(repr=False)
     origins: frozenset[Origin]
-    headers: Mapping[str, str] = field(repr=False)
+    by_name: Mapping[str, Header] = field(repr=False)
     key_header: str | None
     taken: frozenset[str]
 
@@ -69,7 +72,7 @@ class Service:
         return cls(
             origins=frozenset(allowed),
             base_url=(base_url or "").rstrip("/"),
-            headers=dict(headers),
+            by_name=_by_name(headers),
             key_header=key_header,
             taken=taken | CREDENTIALS | frozenset(name.lower() for name in headers),
         )
@@ -83,9 +86,7 @@ class Service:
         method, target, own = _method(fields), self._target(fields.get("url", "")), self._own_headers(fields)
         content, content_type = _body(fields)
         may_pass = self._may_pass(passed_on, own)
-        headers = {
-            name.lower(): (name, value) for each in (AGENT, may_pass, own, self.headers) for name, value in each.items()
-        }
+        headers = {**AGENT, **_by_name(may_pass), **_by_name(own), **self.by_name}
         if content_type is not None:
             headers["content-type"] = ("Content-Type", content_type)
         if self.key_header is not None:
@@ -98,9 +99,7 @@ class Service:
         Raises `Malformed`.
         """
         may_pass = self._may_pass(passed_on, {})
-        headers = {
-            name.lower(): (name, value) for each in (AGENT, may_pass, self.headers) for name, value in each.items()
-        }
+        headers = {**AGENT, **_by_name(may_pass), **self.by_name}
         return Outgoing("GET", self._target(url, "the url of a status lookup"), list(headers.values()))
 
     @property
@@ -112,7 +111,7 @@ class Service:
         """Those of a delivery's headers that can be sent. own: the payload's; they replace the whole trace or none of it."""
         if not headers:
             return {}
-        has_trace = any(name.lower() in NAMES for name in (*own, *self.headers))
+        has_trace = any(name.lower() in NAMES for name in (*own, *self.by_name))
         taken = self.taken.union(NAMES) if has_trace else self.taken
         return {name: value for name, value in headers.items() if _is_sendable(name, value, taken)}
 
@@ -130,6 +129,11 @@ class Service:
         if self.base_url and text[:1] not in {"", "/", "?"}:
             raise Malformed(f"{named} must be a path below the adapter's base_url, such as '/contacts/7'")
         return _target(self.base_url, text, self.origins, named)
+
+
+def _by_name(headers: Mapping[str, str]) -> dict[str, Header]:
+    """The headers by their names in lower case, so that one replaces another of its name."""
+    return {name.lower(): (name, value) for name, value in headers.items()}
 
 
 def _is_sendable(name: object, value: object, taken: frozenset[str]) -> bool:
@@ -241,8 +245,12 @@ def _method(fields: Mapping[str, Any]) -> str:
     return str(method)
 
 
+# `json.dumps` with arguments makes an encoder at each call.
+JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return JSON.encode(value).encode()
 
 
 def _base64(value: Any) -> bytes:
