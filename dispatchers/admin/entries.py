@@ -240,7 +240,11 @@ class EntryDetails(EntryFacts, EntrySummary):
 
 def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUID]:
     """The first ids that begin with these hexadecimal digits, CANDIDATES_MAX and one at most."""
-    id = tables.entry.c.id
+    return ids_beginning_with(connection, tables.entry.c.id, beginning)
+
+
+def ids_beginning_with(connection: Connection, id: Any, beginning: str) -> list[UUID]:
+    """As `find_ids`, of any column."""
     lowest, highest = UUID(beginning.ljust(32, "0")), UUID(beginning.ljust(32, "f"))
     found = select(id).where(id.between(lowest, highest)).order_by(id).limit(CANDIDATES_MAX + 1)
     return list(connection.execute(found).scalars())

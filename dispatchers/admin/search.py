@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, LargeBinary, and_, false, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Select, and_, func, literal, or_, select
 
 from dispatchers.admin import requests
-from dispatchers.admin.entries import CANDIDATES_MAX, EntrySummary, find_ids, read_entries_where
+from dispatchers.admin.entries import EntrySummary, ids_beginning_with, read_entries_where
 from dispatchers.admin.entry_filter import ENDED_STATES, Filter
 from dispatchers.admin.entry_pages import everything, ordered, parts_of
 from dispatchers.admin.requests import OPEN_STATES, RequestSummary
@@ -34,10 +34,13 @@ ID_DIGITS_MIN = 8
 _NATIVE = re.compile(r"ck1_[A-Za-z0-9_-]{32}")
 _HEX = re.compile(r"[0-9A-Fa-f]{64}")
 
-LISTS = {
+ENTRIES = {
     "uncertain entries, the oldest doubt first": Filter(states=("uncertain",)),
     "waiting entries, the longest due first": Filter(),
     "ended entries, the newest first": Filter(states=ENDED_STATES),
+}
+REQUESTS = {f"{state} requests, the oldest first": state for state in OPEN_STATES} | {
+    "answered requests, those kept longest first": None
 }
 
 
@@ -73,118 +76,104 @@ def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = R
     """Entries and requests that `text` names.
 
     text: the beginning of an entry's or a request's id (8 digits or more); a parent key, such as an Idempotency-Key; an
-    ordering key; a child key of epoch 0, native or as 64 hexadecimal digits; or a part (4
-    characters or more) of a service's answer, such as `pi_...`.
+    ordering key; a child key of epoch 0, native or as 64 hexadecimal digits; or a part of a service's answer (4 characters
+    or more), such as `pi_...`.
     rows_max: of each list without an index so many rows are read; waiting entries are read of each destination.
     Raises `InvalidValue` for a text that no key can be.
     """
     text = text.strip()
     check_field("parent", text)
-    now = database_now(connection)
-    withheld = unreadable(connection, [tables.entry.c.tag, tables.settlement.c.result, tables.queue.c.outcome])
-    ids, condition = _indexed(connection, tables, text)
-    records = requests.read_records(connection, tables, condition)
+    answers = {"child keys": tables.entry.c.tag, "services' answers": tables.settlement.c.result}
+    withheld = unreadable(connection, [*answers.values(), tables.queue.c.outcome])
+    search = _Search(connection, tables, text, database_now(connection), rows_max, withheld)
+    ids, record_ids, searched = search.indexed_entries(), search.indexed_requests(), []
     read_by_index(connection)
-    searched = []
-    for name, wanted in LISTS.items():
-        seen, found = _search_entries(connection, tables, text, wanted, withheld, name, now, rows_max)
+    for name, wanted in ENTRIES.items():
+        seen, found = search.compared_entries(name, wanted)
         searched.append(seen)
         ids += found
-    for state in (*OPEN_STATES, None):
-        seen, more = _search_requests(connection, tables, text, state, rows_max)
+    for name, state in REQUESTS.items():
+        seen, found = search.compared_requests(name, state)
         searched.append(seen)
-        records += more
-    for record in records:
-        ids += _under(connection, tables, record.id)
-    known = {tables.entry.c.tag: "child keys", tables.settlement.c.result: "services' answers"}
+        record_ids += found
+    records = requests.read_records(connection, tables, tables.record.c.id.in_(record_ids))
+    ids += [id for record in records for id in search.under(record.id)]
     listed = list(dict.fromkeys(ids))
-    unique = list({record.id: record for record in records}.values())
     return Found(
-        at=now,
+        at=search.now,
         entries=read_entries_where(connection, tables, tables.entry.c.id.in_(listed[:FOUND_MAX])),
-        requests=unique[:FOUND_MAX],
-        has_more=max(len(listed), len(unique)) > FOUND_MAX,
+        requests=records[:FOUND_MAX],
+        has_more=max(len(listed), len(records)) > FOUND_MAX,
         searched=searched,
-        withheld=[name for column, name in known.items() if column in withheld],
+        withheld=[name for name, column in answers.items() if column in withheld],
     )
 
 
-# --- by an index
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The searches for one text, each for the ids of entries or of requests."""
 
+    connection: Connection
+    tables: Tables
+    text: str
+    now: datetime
+    rows_max: int
+    withheld: frozenset[Any]
 
-def _indexed(connection: Connection, tables: Tables, text: str) -> tuple[list[UUID], ColumnElement[bool]]:
-    """The entries that an index finds, and the condition on the requests that one finds."""
-    ids: list[UUID] = []
-    condition: ColumnElement[bool] = false()
-    digits = text.replace("-", "").lower()
-    if ID_DIGITS_MIN <= len(digits) <= 32 and not digits.strip("0123456789abcdef"):
-        ids += find_ids(connection, tables, digits)
-        condition = _ids_from(connection, tables, digits)
-    env = recorded_environment(connection, tables)
-    if env is not None:
-        ids += _under(connection, tables, parent_id(env, ParentKey(text)))
-    queue = tables.queue
-    group = select(queue.c.id).where(queue.c.ordering_key == text).order_by(queue.c.position).limit(FOUND_MAX + 1)
-    return [*ids, *connection.execute(group).scalars()], condition
+    # --- by an index
 
+    def indexed_entries(self) -> list[UUID]:
+        found = self._beginning_with(self.tables.entry.c.id)
+        env, queue = recorded_environment(self.connection, self.tables), self.tables.queue
+        if env is not None:
+            found += self.under(parent_id(env, ParentKey(self.text)))
+        of_group = select(queue.c.id).where(queue.c.ordering_key == self.text)
+        return found + self._first(of_group.order_by(queue.c.position))
 
-def _ids_from(connection: Connection, tables: Tables, digits: str) -> ColumnElement[bool]:
-    id = tables.record.c.id
-    lowest, highest = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
-    first = select(id).where(id.between(lowest, highest)).order_by(id).limit(CANDIDATES_MAX)
-    return id.in_(list(connection.execute(first).scalars()))
+    def indexed_requests(self) -> list[UUID]:
+        return self._beginning_with(self.tables.record.c.id)
 
+    def under(self, parent: UUID) -> list[UUID]:
+        entry = self.tables.entry
+        return self._first(select(entry.c.id).where(is_under(entry, parent)).order_by(entry.c.id))
 
-def _under(connection: Connection, tables: Tables, parent: UUID) -> list[UUID]:
-    entry = tables.entry
-    first = select(entry.c.id).where(is_under(entry, parent)).order_by(entry.c.id).limit(FOUND_MAX + 1)
-    return list(connection.execute(first).scalars())
+    def _beginning_with(self, id: ColumnElement[UUID]) -> list[UUID]:
+        digits = self.text.replace("-", "").lower()
+        is_beginning = ID_DIGITS_MIN <= len(digits) <= 32 and not digits.strip("0123456789abcdef")
+        return ids_beginning_with(self.connection, id, digits) if is_beginning else []
 
+    # --- by comparing
 
-# --- by comparing
+    def compared_entries(self, name: str, wanted: Filter) -> tuple[Searched, list[UUID]]:
+        entry, row = self.tables.entry, wanted.rows(self.tables)
+        limit = max(
+            self.rows_max // parts_of(self.connection, self.tables, wanted), 1
+        )  # each part is read so far, and sorted
+        first = ordered(self.connection, self.tables, wanted, self.now, everything, after=None, limit=limit)
+        rows = first.subquery("scanned")
+        matches = [entry.c[field] == self.text for field in ("parent", "discriminator", "ordering_key")]
+        if entry.c.tag not in self.withheld:
+            matches += _tags(self.tables, self.text)
+        answer = row.c.result if wanted.is_ended else row.c.outcome
+        if answer not in self.withheld and len(self.text) >= PART_CHARS_MIN:
+            matches.append(answer.contains(self.text, autoescape=True))
+        joined = rows.join(entry, entry.c.id == rows.c.id).join(row, row.c.id == rows.c.id)
+        found = self._first(select(rows.c.id).select_from(joined).where(or_(*matches)))
+        return self._searched(name, rows, limit, is_descending=wanted.is_ended), found
 
+    def compared_requests(self, name: str, state: str | None) -> tuple[Searched, list[UUID]]:
+        record = self.tables.record
+        rows = requests.scanned(self.tables, state, after=None, limit=self.rows_max).subquery("scanned")
+        same = select(rows.c.id).join(record, record.c.id == rows.c.id).where(record.c.parent == self.text)
+        return self._searched(name, rows, self.rows_max, is_descending=state is None), self._first(same)
 
-def _search_entries(
-    connection: Connection,
-    tables: Tables,
-    text: str,
-    wanted: Filter,
-    withheld: frozenset[Any],
-    name: str,
-    now: datetime,
-    rows_max: int,
-) -> tuple[Searched, list[UUID]]:
-    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
-    rows_max = max(rows_max // parts_of(connection, tables, wanted), 1)  # each part is read that far, and sorted
-    rows = ordered(connection, tables, wanted, now, everything, after=None, limit=rows_max).subquery("scanned")
-    matches = [entry.c[field] == text for field in ("parent", "discriminator", "ordering_key")]
-    if entry.c.tag not in withheld:
-        matches += _tags(tables, text)
-    row = settlement if wanted.is_ended else queue
-    answer = settlement.c.result if wanted.is_ended else queue.c.outcome
-    if answer not in withheld and len(text) >= PART_CHARS_MIN:
-        matches.append(answer.contains(text, autoescape=True))
-    joined = rows.join(entry, entry.c.id == rows.c.id).join(row, row.c.id == rows.c.id)
-    found = select(rows.c.id).select_from(joined).where(or_(*matches)).limit(FOUND_MAX + 1)
-    return _seen(connection, rows, name, rows_max), list(connection.execute(found).scalars())
+    def _first(self, ids: Select[UUID]) -> list[UUID]:
+        return list(self.connection.execute(ids.limit(FOUND_MAX + 1)).scalars())
 
-
-def _search_requests(
-    connection: Connection, tables: Tables, text: str, state: str | None, rows_max: int
-) -> tuple[Searched, list[RequestSummary]]:
-    record = tables.record
-    name = "answered requests, those kept longest first" if state is None else f"{state} requests, the oldest first"
-    rows = requests.scanned(tables, state, after=None, limit=rows_max).subquery("scanned")
-    same = select(rows.c.id).join(record, record.c.id == rows.c.id).where(record.c.parent == text).limit(FOUND_MAX + 1)
-    ids = list(connection.execute(same).scalars())
-    return _seen(connection, rows, name, rows_max), requests.read_records(connection, tables, record.c.id.in_(ids))
-
-
-def _seen(connection: Connection, rows: Any, name: str, rows_max: int) -> Searched:
-    # of what is listed the newest first, the last is the least; of all else the greatest
-    last = func.min(rows.c.at) if name.startswith(("ended", "answered")) else func.max(rows.c.at)
-    count, until = connection.execute(select(func.count(), last)).one()
-    return Searched(list=name, rows=count, is_whole=count < rows_max, until=until)
+    def _searched(self, name: str, rows: Any, limit: int, *, is_descending: bool) -> Searched:
+        last = func.min(rows.c.at) if is_descending else func.max(rows.c.at)
+        count, until = self.connection.execute(select(func.count(), last)).one()
+        return Searched(list=name, rows=count, is_whole=count < limit, until=until)
 
 
 def _tags(tables: Tables, text: str) -> list[ColumnElement[bool]]:
