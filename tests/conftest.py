@@ -1,5 +1,6 @@
 """The databases: every test that asks for one gets its own copy of a template, on a real PostgreSQL and on SQLite."""
 
+import gc
 import os
 import shutil
 import time
@@ -29,6 +30,12 @@ hypothesis.settings.load_profile("outbox")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
     parser.addoption("--every-case", action="store_true", help="run each database with each kind of session")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
