@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -78,20 +79,27 @@ def propose(
     if len(found.ids) > ENTRIES_MAX:
         rule = f"are more than {ENTRIES_MAX} entries, the most that one proposal may have: narrow the filter"
         raise InvalidValue("entries", len(found.ids), rule)
-    id, now = uuid4(), database_now(connection)
     stored = {
         "action": decision.action,
         "verdict": decision.verdict,
         "result": decision.result,
         "states": list(wanted.states),
-        "ids": [str(each) for each in found.ids],
+        "ids": [str(id) for id in found.ids],
     }
-    values = {"id": id, "at": now, "expires_at": now + valid_for, "actor": decision.actor, "sentence": found.sentence}
-    connection.execute(
-        insert(tables.proposal).values(**values, reason=decision.reason, decision=json.dumps(stored), state="open")
+    actor, reason, sentence = decision.actor, decision.reason, found.sentence
+    made = insert(tables.proposal).values(
+        id=uuid4(),
+        at=found.at,
+        expires_at=found.at + valid_for,
+        actor=actor,
+        sentence=sentence,
+        reason=reason,
+        decision=json.dumps(stored),
+        state="open",
     )
-    _log(connection, tables, decision.actor, "propose", found.sentence, decision.reason, len(found.ids))
-    return _proposal(_row(connection, tables, id), now)
+    row = connection.execute(made.returning(*_shown(tables))).one()
+    _log(connection, tables, actor=actor, action="propose", target=sentence, reason=reason, count=len(found.ids))
+    return _proposal(row, found.at)
 
 
 def confirm(
@@ -102,9 +110,7 @@ def confirm(
     Raises `EntryNotFound` for an unknown proposal, and `DecisionRefused` for the operator who proposed it, after its time limit,
     and if it was confirmed or withdrawn before.
     """
-    check_decision(actor, None)
-    row, now = _row(connection, tables, id), database_now(connection)
-    _require_open(row, now)
+    row = _open_row(connection, tables, id, actor)
     if actor.strip().casefold() == row.actor.strip().casefold():
         raise DecisionRefused(f"proposal {id} was made by {row.actor!r}: another operator must confirm it", "open")
     stored = json.loads(row.decision)
@@ -119,20 +125,17 @@ def confirm(
     ids = [UUID(each) for each in stored["ids"]]
     found = Preview(at=row.at, sentence=row.sentence, wanted=Filter(states=stored["states"]), ids=ids, left_alone={})
     done = decide_batch(connection, tables, decision, found, ids)
-    _close(connection, tables, row, "confirmed", actor)
     why = f"{row.reason} (proposed by {row.actor})"
-    _log(connection, tables, actor, decision.action, row.sentence, why, done.done)
-    return Confirmed(proposal=_proposal(_row(connection, tables, id), now), done=done.done, skipped=done.skipped)
+    _log(connection, tables, actor=actor, action=decision.action, target=row.sentence, reason=why, count=done.done)
+    closed = _close(connection, tables, id, "confirmed", actor)
+    return Confirmed(proposal=closed, done=done.done, skipped=done.skipped)
 
 
 def withdraw(connection: Connection, tables: Tables, id: UUID, *, actor: str) -> Proposal:
     """Close a proposal without carrying it out; its own operator may, too. Raises as `confirm`."""
-    check_decision(actor, None)
-    row, now = _row(connection, tables, id), database_now(connection)
-    _require_open(row, now)
-    _close(connection, tables, row, "withdrawn", actor)
-    _log(connection, tables, actor, "withdraw", row.sentence, None, 0)
-    return _proposal(_row(connection, tables, id), now)
+    row = _open_row(connection, tables, id, actor)
+    _log(connection, tables, actor=actor, action="withdraw", target=row.sentence, reason=None, count=0)
+    return _close(connection, tables, id, "withdrawn", actor)
 
 
 def read_proposals(connection: Connection, tables: Tables, *, rows_max: int = 100) -> list[Proposal]:
@@ -146,36 +149,30 @@ def _shown(tables: Tables) -> list[Any]:
     return [column for column in tables.proposal.c if column.name != "decision"]
 
 
-def _row(connection: Connection, tables: Tables, id: UUID) -> Row[Any]:
+def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> Row[Any]:
     """The proposal, locked: of two who confirm at once, the second finds it confirmed."""
+    check_decision(actor, None)
     locked = select(tables.proposal).where(tables.proposal.c.id == id).with_for_update()
     row = connection.execute(locked).one_or_none()
     if row is None:
         raise EntryNotFound(f"no proposal has the id {id}")
+    if row.state != "open":
+        raise DecisionRefused(f"proposal {id} was {row.state} by {row.decided_by!r}", row.state)
+    if row.expires_at <= database_now(connection):
+        raise DecisionRefused(f"proposal {id} has expired: propose the decision again", "expired")
     return row
 
 
-def _require_open(row: Row[Any], now: datetime) -> None:
-    if row.state != "open":
-        raise DecisionRefused(f"proposal {row.id} was {row.state} by {row.decided_by!r}", row.state)
-    if row.expires_at <= now:
-        raise DecisionRefused(f"proposal {row.id} has expired: propose the decision again", "expired")
+def _close(connection: Connection, tables: Tables, id: UUID, state: str, actor: str) -> Proposal:
+    closed = update(tables.proposal).where(tables.proposal.c.id == id)
+    closed = closed.values(state=state, decided_by=actor, decided_at=clock())
+    row = connection.execute(closed.returning(*_shown(tables))).one()
+    return _proposal(row, row.decided_at)
 
 
-def _close(connection: Connection, tables: Tables, row: Row[Any], state: str, actor: str) -> None:
-    closed = update(tables.proposal).where(tables.proposal.c.id == row.id)
-    connection.execute(closed.values(state=state, decided_by=actor, decided_at=clock()))
-
-
-def _log(
-    connection: Connection, tables: Tables, actor: str, action: str, sentence: str, reason: str | None, count: int
-) -> None:
-    write_audit(
-        connection, tables, actor=actor, action=action, kind="entries", target=sentence, reason=reason, count=count
-    )
+_log = partial(write_audit, kind="entries")
 
 
 def _proposal(row: Row[Any], now: datetime) -> Proposal:
-    names = ("id", "at", "expires_at", "actor", "sentence", "reason", "decided_by", "decided_at")
-    state = "expired" if row.state == "open" and row.expires_at <= now else row.state
-    return Proposal(**{name: getattr(row, name) for name in names}, state=state)
+    is_expired = row.state == "open" and row.expires_at <= now
+    return Proposal(**{**row._mapping, "state": "expired" if is_expired else row.state})
