@@ -77,6 +77,7 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
+COMMANDS = ("demo", "test", "bench", "model", "simulate", "kills", "screenshots", "check", "docs", "env", "lock")
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "enqueue", "requests", "scale"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
@@ -100,19 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if command not in (
-        "demo",
-        "test",
-        "bench",
-        "model",
-        "simulate",
-        "kills",
-        "screenshots",
-        "check",
-        "docs",
-        "env",
-        "lock",
-    ) or (command in ("check", "docs", "env") and rest):
+    if command not in COMMANDS or (command in ("check", "docs", "env") and rest):
         return usage_error()
     os.chdir(ROOT)
     environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
@@ -262,19 +251,8 @@ def lock(arguments: Sequence[str]) -> int:
     whole = [*compiling, "--group", "dev", "--all-extras", "--output-file", WHOLE.lock.name, *arguments]
     demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
     demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
-    peers = [
-        "uv",
-        "pip",
-        "compile",
-        "--quiet",
-        *options.split(),
-        "--group",
-        "peers",
-        "--output-file",
-        PEERS.lock.name,
-        *arguments,
-    ]
-    return run(*whole).returncode or run(*demo).returncode or run(*peers).returncode
+    peers = ["uv", "pip", "compile", "--quiet", *options.split(), "--group", "peers", "--output-file", PEERS.lock.name]
+    return run(*whole).returncode or run(*demo).returncode or run(*peers, *arguments).returncode
 
 
 # --- what runs in it
@@ -389,9 +367,8 @@ def last_failed() -> list[str]:
 
 def run_alone(tests: Sequence[str]) -> int:
     """The few that failed, once more and one at a time: what fails alone is broken, what passes is named, to be cured."""
-    if len(tests) > ALONE_MAX or not all(
-        "::" in test for test in tests
-    ):  # a worker may fail as a whole: that is no test
+    is_test = ["::" in test for test in tests]  # a worker may fail as a whole: that is no test
+    if len(tests) > ALONE_MAX or not all(is_test):
         return 1
     print(f"\n{len(tests)} failed beside the others; once more, alone:", flush=True)
     status = run("pytest", "--last-failed", "--last-failed-no-failures", "none").returncode
