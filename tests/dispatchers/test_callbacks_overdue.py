@@ -80,7 +80,7 @@ def test_an_overdue_sync_callback_is_given_up_and_its_transaction_ended(
             hang(session, released)
 
     shop.on_settled(work)
-    shop.run_once(adapters={"crm": adapter}, callback_timeout=timedelta(seconds=1))
+    shop.run_once(adapters={"crm": adapter}, callback_timeout=timedelta(seconds=2))
 
     known = read_outcome(queue_row(postgresql, id).outcome).known
     assert known is not None
@@ -89,9 +89,9 @@ def test_an_overdue_sync_callback_is_given_up_and_its_transaction_ended(
     while open_transactions(postgresql) and time.monotonic() < latest:
         time.sleep(0.02)
     assert open_transactions(postgresql) == 0
-    assert reasons(postgresql, id) == ["delivered, but its callback took longer than 1 s"]
+    assert reasons(postgresql, id) == ["delivered, but its callback took longer than 2 s"]
     (line,) = warnings_in(caplog)
-    assert "took longer than 1 s, its deadline; its transaction is rolled back" in line
+    assert "took longer than 2 s, its deadline; its transaction is rolled back" in line
     assert hang.__name__ in line, "where it hangs"
     assert "the callback is tried again in" in line
     age(postgresql, HOUR)

@@ -78,12 +78,12 @@ class Unhurried(FileService):
 
 def make():
     service = Unhurried(here)
-    service.timeout = timedelta(seconds=0.5)
+    service.timeout = timedelta(seconds=3)
     return Dispatcher(
         url,
         outbox=ob,
         adapters={"crm": service},
-        lease=timedelta(seconds=3),
+        lease=timedelta(seconds=10),
         margin=timedelta(seconds=0.2),
         poll=timedelta(seconds=0.05),
         concurrency=8,
@@ -405,16 +405,20 @@ def test_a_database_that_goes_away_and_comes_back_costs_nothing(
     with daemon(tmp_path, postgresql.url) as process:
         for settled in (30, 120):
             wait_for(lambda settled=settled: states(postgresql)["delivered"] > settled, "progress", workers=[process])
-            logged = process.output.count("database unavailable")
             with away(server_url, postgresql):
-                wait_for(lambda logged=logged: process.output.count("database unavailable") > logged, "a warning")
-        wait_for(lambda: states(postgresql) == {"delivered": 300}, "the end", 30, workers=[process])
+                wait_for(lambda: outages(process, "unavailable") > outages(process, "available again"), "a warning")
+            wait_for(lambda: outages(process, "unavailable") == outages(process, "available again"), "its end")
+        wait_for(lambda: states(postgresql) == {"delivered": 300}, "the end", workers=[process])
         process.terminate()
         assert process.wait() == 0
 
     service = FileService(tmp_path)
     assert set(service.effects) == keys
     assert len(service.sent) == sum(row.attempts for row in postgresql.rows(TABLES.settlement)) - unsent(postgresql)
+
+
+def outages(process: Daemon, text: str) -> int:
+    return process.output.count(f"database {text}")
 
 
 def unsent(database: Database) -> int:
