@@ -134,13 +134,14 @@ def existing(database: str, option: str = "--database") -> "URL":
 
 
 def _engine(database: str) -> "Engine":
-    from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
+
+    from outbox.sql.engines import engine_of
 
     url = existing(database)
     # PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
     connect_args = {"prepare_threshold": None} if url.get_driver_name() == "psycopg" else {}
-    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=connect_args)
+    return engine_of(url, poolclass=NullPool, connect_args=connect_args)
 
 
 def _tables(target: Target) -> "Tables":

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
@@ -14,12 +14,23 @@ def engine_of(url: URL, **settings: Any) -> Engine:
     """`create_engine(url)`. Raises `ConfigurationError` for another database, and for a driver that is not installed."""
     require_supported(url.get_backend_name())
     try:
-        return create_engine(url, hide_parameters=True, **settings)
+        made = create_engine(url, hide_parameters=True, **settings)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
             " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://..."
         ) from None
+    if made.dialect.driver == "psycopg":
+        event.listen(made, "connect", _read_instants)
+    return made
+
+
+def _read_instants(connection: Any, record: Any) -> None:
+    """Whatever DateStyle the role or the database has: psycopg reads instants in ISO's style only."""
+    style = connection.info.parameter_status("DateStyle")
+    if style is not None and not style.startswith("ISO"):
+        connection.execute("SET DateStyle = ISO")
+        connection.commit()
 
 
 def url_of(target: str | URL, user: str) -> URL:

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from support.cli_runner import refused
+from support.cli_runner import command, refused
 from support.database import Database, statements_of
-from support.entries import run_once
+from support.entries import put_one, run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -65,8 +65,8 @@ def test_a_database_of_another_encoding_is_refused_at_the_start(latin: sa.URL, o
     with pytest.raises(outbox.ConfigurationError, match=problem):
         run_once(sa.create_engine(latin, poolclass=sa.NullPool), ob, adapters=CRM)
     shown = latin.render_as_string(hide_password=False)
-    for command in ("check", "upgrade"):
-        status, text = refused("db", command, "--database", shown)
+    for name in ("check", "upgrade"):
+        status, text = refused("db", name, "--database", shown)
         assert (status, problem in text) == (1, True)
 
 
@@ -84,6 +84,17 @@ def test_a_client_of_another_encoding_is_refused(
     assert postgresql.entries == []
     with pytest.raises(outbox.ConfigurationError, match="client_encoding is LATIN1"):
         run_once(engine, ob, adapters=CRM)
+
+
+def test_a_dispatcher_and_a_command_take_every_date_style(postgresql: Database, ob: outbox.Outbox) -> None:
+    put_one(postgresql, ob, "crm.upsert")
+    with postgresql.owner() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE \"{postgresql.url.database}\" SET DateStyle = 'German'")
+
+    listed = command("list", database=postgresql)
+
+    assert "crm.upsert" in listed.stdout
+    assert run_once(postgresql.url, ob, adapters=CRM) == 1
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
