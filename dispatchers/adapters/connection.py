@@ -98,9 +98,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._poll.register(
-            transport.get_extra_info("socket").fileno(), READABLE
-        )  # closed only after `connection_lost`
+        # The event loop closes this descriptor only while the transport is closing. Then `_events` does not poll it.
+        self._poll.register(transport.get_extra_info("socket").fileno(), READABLE)
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True

@@ -26,7 +26,9 @@ class Credentials:
 
     def __init__(self, values: Iterable[str]) -> None:
         kept = {value for value in values if len(value) >= CHARS_MIN}
-        self._needles = frozenset(needle for value in kept for needle in _written(value) if len(needle) >= CHARS_MIN)
+        needles = {needle for value in kept for needle in _written(value) if len(needle) >= CHARS_MIN}
+        # A text with one of the others contains a shorter one too: "Bearer abc123" and "abc123", in each encoding.
+        self._needles = [each for each in needles if not any(other in each for other in needles - {each})]
 
     def __repr__(self) -> str:
         return "Credentials()"

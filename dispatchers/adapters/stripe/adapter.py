@@ -274,6 +274,8 @@ class _Refused(Exception):
 
 
 def _trace(delivery: Delivery) -> dict[str, str]:
+    if not delivery.headers:
+        return {}
     return {name: value for name, value in of_trace(delivery.headers).items() if HEADER_VALUE.fullmatch(value)}
 
 

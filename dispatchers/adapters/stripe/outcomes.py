@@ -14,6 +14,8 @@ from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import NEVER_SENT
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 
+WORD: Final = re.compile(r"[\w.\[\]-]{1,120}", re.ASCII)
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -29,7 +31,7 @@ class Exchange:
     trace: Mapping[str, str] = field(default_factory=dict)
     started: bool = False
     status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=httpx.Headers)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def replayed(self) -> bool:
@@ -232,4 +234,4 @@ def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
 
 def _word(value: object) -> str | None:
     """`value` if it is a name (a code, a parameter, an id); no other text of Stripe may be stored."""
-    return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None
+    return value if isinstance(value, str) and WORD.fullmatch(value) else None
