@@ -97,7 +97,7 @@ class Configuration:
     @cached_property
     def tables(self) -> Tables:
         """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
-        return _tables_of(self.schema, self.prefix)
+        return tables_of(self.schema, self.prefix)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Configuration):
@@ -111,7 +111,7 @@ class Configuration:
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
-def _tables_of(schema: str | None, prefix: str) -> Tables:
+def tables_of(schema: str | None, prefix: str) -> Tables:
     """Defined once: this library and SQLAlchemy keep built statements for each set of tables."""
     return define_tables(MetaData(), schema=schema, prefix=prefix)
 

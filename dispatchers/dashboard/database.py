@@ -5,17 +5,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, event, func, select, text
+from sqlalchemy import Connection, Engine, event, func, select, text
 from sqlalchemy.engine import URL
 
 from dispatchers.dashboard.failures import Failure
+from outbox.configuration import tables_of
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
 from outbox.migrations.targets import require_durable, synchronous
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
-from outbox.sql.schema import define_tables
 
 POOL_SECONDS = 5
 POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}
@@ -60,7 +60,7 @@ class Databases:
             raise ConfigurationError(
                 f"statement_timeout={statement_timeout!r}: give a timedelta of 1 ms to {STATEMENT_TIMEOUT_MAX.days} days"
             )
-        self.tables = define_tables(MetaData(), schema=schema, prefix=prefix)
+        self.tables = tables_of(schema, prefix)
         self._schema, self._prefix = schema, prefix
         self._milliseconds = statement_timeout // MILLISECOND
         self.answer_seconds = POOL_SECONDS + 3 * statement_timeout.total_seconds()

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ STAMP = sha256(b"".join(path.read_bytes() for path in sorted(STATIC.rglob("*")) 
 """Of the scripts and styles: part of their addresses, so that a browser may keep each version."""
 
 
+@cache
 def environment() -> Environment:
-    """The templates, which escape every value."""
+    """The templates, which escape every value. They are compiled once, for all dashboards of the process."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,

@@ -175,7 +175,7 @@ def test_the_apps_statements_keep_what_their_errors_say(
 ) -> None:
     """Columns named as our tables are, tables that begin alike, and tables of our names in another schema."""
     monkeypatch.setattr(statement_errors, "_ours", {})
-    monkeypatch.setattr(configuration, "_tables_of", configuration._tables_of.__wrapped__)  # they are defined once
+    monkeypatch.setattr(configuration, "tables_of", configuration.tables_of.__wrapped__)  # they are defined once
     ob = outbox.Outbox(outbox.Keyring.public(), env="test", schema=schema, prefix=prefix)
     assert statement_errors.is_ours(f"SELECT FROM {quoted_table(ob.configuration.tables.entry)}")
     postgresql.execute(sa.text("CREATE SCHEMA app"))
