@@ -102,7 +102,7 @@ def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = R
     ids += [id for record in records for id in search.under(record.id)]
     listed = list(dict.fromkeys(ids))
     return Found(
-        at=search.now,
+        at=search.at,
         entries=read_entries_where(connection, tables, tables.entry.c.id.in_(listed[:FOUND_MAX])),
         requests=records[:FOUND_MAX],
         has_more=max(len(listed), len(records)) > FOUND_MAX,
@@ -118,7 +118,7 @@ class _Search:
     connection: Connection
     tables: Tables
     text: str
-    now: datetime
+    at: datetime
     rows_max: int
     withheld: frozenset[Any]
 
@@ -151,7 +151,7 @@ class _Search:
         limit = max(
             self.rows_max // parts_of(self.connection, self.tables, wanted), 1
         )  # each part is read so far, and sorted
-        first = ordered(self.connection, self.tables, wanted, self.now, everything, after=None, limit=limit)
+        first = ordered(self.connection, self.tables, wanted, self.at, everything, after=None, limit=limit)
         rows = first.subquery("scanned")
         matches = [entry.c[field] == self.text for field in ("parent", "discriminator", "ordering_key")]
         if entry.c.tag not in self.withheld:
