@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -123,7 +124,7 @@ def hint_at_once(engine: Engine, schema: str | None, prefix: str) -> None:
 def _hint(note: _Note) -> None:
     is_heard = _wake(note)
     if note.engine.dialect.name == "postgresql":
-        woken = process_token() if is_heard else None
+        woken = woken_token(note.engine) if is_heard else None
         sender = _sender_of(note.engine)
         if sender is not None:
             sender.send(note.channel, Hint(note.due, woken), taken=note.pid)
@@ -227,18 +228,26 @@ _hearing: dict[tuple[str, str], list[Hear]] = {}
 
 
 @contextmanager
-def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterator[None]:
-    """Call `hear`, on any thread, when this process has committed entries to the same tables."""
+def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterator[str]:
+    """Call `hear`, on any thread, when this process has committed entries to the same tables.
+
+    Gives the token that the hints of such commits carry: these were heard already.
+    """
     key = (place_key(engine), configuration.hint_channel)
     _hearing[key] = [*_hearing.get(key, ()), hear]
     try:
-        yield
+        yield woken_token(engine)
     finally:
         left = [each for each in _hearing.get(key, ()) if each is not hear]
         if left:
             _hearing[key] = left
         else:
             _hearing.pop(key, None)
+
+
+def woken_token(engine: Engine) -> str:
+    """Of the dispatchers of this process that a commit on such an engine wakes directly."""
+    return f"{process_token()} {sha256(place_key(engine).encode()).hexdigest()[:12]}"
 
 
 def place_key(engine: Engine) -> str:

@@ -50,6 +50,7 @@ class Wakeup:
         self._due: Due = _NOTHING
         self._echo = asyncio.Event()
         self._token = ""
+        self._woken: str | None = None
         self._tests = 0
         self._is_silent = self._is_followed = False
         self._quiet_until, self._poll_at = -math.inf, math.inf
@@ -107,7 +108,7 @@ class Wakeup:
         if hint.probe is not None:
             if hint.probe == self._token:
                 self._echo.set()
-        elif hint.woken != process_token():
+        elif hint.woken is None or hint.woken != self._woken:
             self._follow(hint.due)
 
     def _follow(self, due: Due) -> None:
@@ -138,7 +139,7 @@ class Wakeup:
             with suppress(RuntimeError):  # the event loop was closed just now
                 loop.call_soon_threadsafe(self._follow, due)
 
-        with self._listener.heard_here(heard_here):
+        with self._listener.heard_here(heard_here) as self._woken:
             try:
                 await until_set(stopping, self._listen_again_and_again(self._listener))
             finally:

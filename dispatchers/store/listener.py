@@ -45,8 +45,8 @@ class Listener:
     def can_listen(self) -> bool:
         return self._engine.dialect.name == "postgresql"
 
-    def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[None]:
-        """During the block, commits of this process call `hear`, on any thread."""
+    def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[str]:
+        """During the block, commits of this process call `hear`, on any thread. Their hints carry the token that it gives."""
         return hearing(self._engine, self._configuration, hear)
 
     async def probe(self, token: str) -> None:

@@ -30,7 +30,7 @@ PAYLOAD_BYTES_MAX = 4000  # PostgreSQL allows 8000
 
 
 class Hint(NamedTuple):
-    """Entries are due. woken: the process whose own dispatchers know of it already.
+    """Entries are due. woken: the token of the dispatchers that know of it already.
 
     probe: set where a dispatcher asks itself whether it hears anything; it is no hint to the others.
     """

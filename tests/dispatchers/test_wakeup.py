@@ -242,6 +242,23 @@ def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
 # --- in one process
 
 
+def test_a_dispatcher_whose_url_spells_the_database_otherwise_is_woken(postgresql: Database, ob: outbox.Outbox) -> None:
+    """Another dispatcher of the process is woken directly, and the hint says so."""
+
+    async def main() -> None:
+        crm = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+        mail = dispatcher(elsewhere(postgresql), ob, adapters={"mail": MemoryAdapter()}, poll=HOUR)
+        passes_over(crm, "mail.send")
+        passes_over(mail, "crm.upsert")
+
+        async def steps() -> None:
+            await each_is_sent(postgresql, lambda n: put_by(postgresql.engine, ob, n, "mail.send"))
+
+        await working_until(crm, lambda: working_until(mail, steps))
+
+    asyncio.run(main())
+
+
 def test_a_dispatcher_of_the_same_process_is_woken_without_sql(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,8 +309,8 @@ class FakeListener:
         self.lost: asyncio.Future[None] | None = None
         self.hear: Callable[[Hint], None] = lambda hint: None
 
-    def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[None]:
-        return nullcontext()
+    def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[str]:
+        return nullcontext("")
 
     async def probe(self, token: str) -> None:
         if self.echoes:
