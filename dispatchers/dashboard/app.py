@@ -64,6 +64,10 @@ class Dashboard:
             raise ConfigurationError(
                 f"authenticate={authenticate!r}: give a function (request) -> Identity | None: the dashboard has no users"
             )
+        if isinstance(trusted_origins, str):
+            raise ConfigurationError(
+                f"trusted_origins={trusted_origins!r}: give a list of origins, such as [{trusted_origins!r}]"
+            )
         self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
         self._authenticate = authenticate
         self._second_person = checked_second_person(second_person)

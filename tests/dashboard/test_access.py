@@ -235,6 +235,7 @@ def test_an_async_engine_is_refused_with_the_way_out(sqlite: Database) -> None:
         ("sqlite:///shop.db", {"statement_timeout": timedelta(days=25)}, "give a timedelta of 1 ms to 24 days"),
         ("sqlite:///shop.db", {"statement_timeout": 5}, "give a timedelta of 1 ms to 24 days"),
         ("sqlite:///shop.db", {"authenticate": None}, "give a function"),
+        ("sqlite:///shop.db", {"trusted_origins": "https://ops.example.com"}, "give a list of origins"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(url: str, settings: Any, text: str) -> None:
