@@ -1,24 +1,28 @@
 """A proxy between a client and a server, for tests: it can swallow what it carries, and counts round trips."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import sqlalchemy as sa
 
+READY = re.compile(rb"Z\x00\x00\x00\x05[ITE]")
+"""PostgreSQL's ReadyForQuery: it ends each answer to a query or to a pipeline."""
+READY_BYTES = 6
+
 
 class Relay:
     """Carries TCP connections to a server, until it discards all data and reports nothing, as a hung proxy does.
 
-    round_trips: how often the server has answered a client that then sent more.
+    round_trips: how often the server was ready for more: once after each pipeline, however its parts arrive.
     """
 
     def __init__(self, server: sa.URL) -> None:
         self._server = server
         self.port = 0
         self.round_trips = 0
-        self._has_answered = True
         self.listening = threading.Event()
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -75,8 +79,8 @@ class Relay:
         try:
             with suppress(ConnectionError):
                 await asyncio.gather(
-                    self._copy(reader, far_writer, is_open, self._count_trip),
-                    self._copy(far_reader, writer, is_open, self._note_answer),
+                    self._copy(reader, far_writer, is_open),
+                    self._copy(far_reader, writer, is_open, self._count_trips),
                 )
         except asyncio.CancelledError:
             return  # at the end; asyncio's server would report it
@@ -90,22 +94,21 @@ class Relay:
             return await asyncio.open_unix_connection(f"{where['host']}/.s.PGSQL.{where['port']}")
         return await asyncio.open_connection(str(where["host"]), int(str(where["port"])))
 
-    def _count_trip(self) -> None:
-        self.round_trips += self._has_answered
-        self._has_answered = False
-
-    def _note_answer(self) -> None:
-        self._has_answered = True
+    def _count_trips(self, read: bytes, data: bytes) -> None:
+        """read: the end of what came before, as a message may come in two pieces."""
+        self.round_trips += len(READY.findall(read + data))
 
     async def _copy(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         is_open: asyncio.Event,
-        carried: Callable[[], None],
+        count: Callable[[bytes, bytes], None] = lambda read, data: None,
     ) -> None:
+        read = b""
         while data := await reader.read(65536):
-            carried()
+            count(read, data)
+            read = (read + data)[-READY_BYTES + 1 :]
             await is_open.wait()
             writer.write(data)
             await writer.drain()
