@@ -281,13 +281,13 @@ def test_a_malformed_payload_fails_and_says_why(sqlite: Database, ob: Outbox) ->
 
 
 def test_the_adapter_knows_more_at_the_deadline_than_the_dispatcher_would(sqlite: Database, ob: Outbox) -> None:
-    """Cancelled by the dispatcher, a success that drips would be in doubt."""
+    """Cancelled by the dispatcher, a success that drips would be in doubt. Of 2 s on, the two limits are 0.1 s apart."""
     id = put_one(sqlite, ob, payload={"text": "x"})
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await whole_request(reader)
         await say_without_end(writer, b"HTTP/1.1 200 OK\r\n\r\n", b" ", pause=0.01)
 
-    run_once_against(drip, sqlite, ob, timeout=timedelta(seconds=1))
+    run_once_against(drip, sqlite, ob, timeout=timedelta(seconds=2))
 
     assert settlement_row(sqlite, id).state == "delivered"
