@@ -200,16 +200,20 @@ def ordered(
     *,
     after: Place | None,
     limit: int,
+    ties_by_id: bool = True,
 ) -> Rows:
     """The first `limit` rows in the list's order, each by an index: what ended newest first, what is only uncertain by when its
     doubt began, all else by its due time.
+
+    ties_by_id: a page can be continued only so. Without it a waiting list's rows of one instant come in any order: thousands may
+    have no due time, and to sort them all would be read.
     """
     since = None if wanted.since is None else instant_of(wanted.since, now)
     if wanted.is_ended:
         return _ended(tables, narrow, since, after, limit)
     if _are_uncertain(wanted):
         return _doubtful(tables, narrow, after, limit)
-    return _waiting(connection, tables, wanted, narrow, since, after, limit)
+    return _waiting(connection, tables, wanted, narrow, since, after, limit, ties_by_id)
 
 
 def _ended(tables: Tables, narrow: Narrow, since: datetime | None, after: Place | None, limit: int) -> Rows:
@@ -249,6 +253,7 @@ def _waiting(
     since: datetime | None,
     after: Place | None,
     limit: int,
+    ties_by_id: bool,
 ) -> Rows:
     queue = tables.queue
     at, id = queue.c.due_at, queue.c.id
@@ -261,7 +266,7 @@ def _waiting(
         found = found.where(at >= since)
     if after is not None:
         found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
-    found = found.order_by(at, id).limit(limit)
+    found = found.order_by(at, *([id] if ties_by_id else [])).limit(limit)
     by_parent = wanted.parent is not None and wanted.parent.key is not None
     if by_parent or _has_index(wanted) or wanted.destination is not None or connection.dialect.name != "postgresql":
         return found
