@@ -50,7 +50,7 @@ class Wakeup:
         self._due: Due = _NOTHING
         self._echo = asyncio.Event()
         self._token = ""
-        self._woken: str | None = None
+        self._woken = ""  # no token
         self._tests = 0
         self._is_silent = self._is_followed = False
         self._quiet_until, self._poll_at = -math.inf, math.inf
@@ -108,7 +108,7 @@ class Wakeup:
         if hint.probe is not None:
             if hint.probe == self._token:
                 self._echo.set()
-        elif hint.woken is None or hint.woken != self._woken:
+        elif hint.woken != self._woken:
             self._follow(hint.due)
 
     def _follow(self, due: Due) -> None:
