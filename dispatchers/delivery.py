@@ -33,8 +33,9 @@ class Delivery(NamedTuple):
     deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
     due_at: when the app wanted the entry sent, by the database's clock: the same for every attempt.
     age: how long ago the entry was enqueued, by the same clock. No attempt is older, even if clocks differ.
+    ordering_key: what `outbox.enqueue(ordering_key=...)` was given. A broker that has ordering groups or partitions gets it.
 
-    The repr shows no body, options or headers.
+    The repr shows no body, options, headers or ordering key.
     """
 
     id: UUID
@@ -47,6 +48,7 @@ class Delivery(NamedTuple):
     deadline: float
     due_at: datetime = EPOCH
     age: timedelta = timedelta(0)
+    ordering_key: str | None = None
 
     @property
     def payload(self) -> Any:

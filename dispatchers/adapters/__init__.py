@@ -11,22 +11,47 @@ from typing import TYPE_CHECKING, Any
 from outbox.extras import missing
 
 if TYPE_CHECKING:
+    from dispatchers.adapters.brokers.aws.sns import SnsFifoAdapter
+    from dispatchers.adapters.brokers.aws.sqs import SqsFifoAdapter
+    from dispatchers.adapters.brokers.kafka import KafkaAdapter
+    from dispatchers.adapters.brokers.nats import NatsAdapter
+    from dispatchers.adapters.brokers.rabbitmq import RabbitMqAdapter
     from dispatchers.adapters.email.adapter import SmtpAdapter
     from dispatchers.adapters.email.lookup import ImapSearch
     from dispatchers.adapters.http.adapter import HttpAdapter
     from dispatchers.adapters.memory import MemoryAdapter
     from dispatchers.adapters.stripe.adapter import StripeAdapter
+    from dispatchers.adapters.workflows.dbos import DbosAdapter
 
-__all__ = ["HttpAdapter", "ImapSearch", "MemoryAdapter", "SmtpAdapter", "StripeAdapter"]
+__all__ = [
+    "DbosAdapter",
+    "HttpAdapter",
+    "ImapSearch",
+    "KafkaAdapter",
+    "MemoryAdapter",
+    "NatsAdapter",
+    "RabbitMqAdapter",
+    "SmtpAdapter",
+    "SnsFifoAdapter",
+    "SqsFifoAdapter",
+    "StripeAdapter",
+]
 
 _HOMES = {
+    "DbosAdapter": "workflows.dbos",
     "HttpAdapter": "http.adapter",
     "ImapSearch": "email.lookup",
+    "KafkaAdapter": "brokers.kafka",
     "MemoryAdapter": "memory",
+    "NatsAdapter": "brokers.nats",
+    "RabbitMqAdapter": "brokers.rabbitmq",
     "SmtpAdapter": "email.adapter",
+    "SnsFifoAdapter": "brokers.aws.sns",
+    "SqsFifoAdapter": "brokers.aws.sqs",
     "StripeAdapter": "stripe.adapter",
 }
-"""In which module each adapter lives; where it needs an SDK, the extra that installs it has its folder's name."""
+"""In which module each adapter lives. The extra that installs an SDK has the folder's name; a broker's or a workflow
+engine's has the file's name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -38,7 +63,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"dispatchers", "outbox"}:
             raise
-        raise missing(name, home.partition(".")[0], error) from error
+        raise missing(
+            name, home.removeprefix("brokers.").removeprefix("workflows.").partition(".")[0], error
+        ) from error
     return getattr(module, name)
 
 

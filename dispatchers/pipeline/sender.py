@@ -374,6 +374,7 @@ def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> D
             deadline,
             entry.due_at,
             entry.leased_at - entry.created_at,
+            entry.ordering_key,
         )
     except Exception:
         log.exception("entry %s (%s): no delivery can be made from it", entry.id, entry.operation)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from uuid import RFC_4122, UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.decide import decide
@@ -195,7 +195,6 @@ def test_a_tag_is_written_as_the_service_takes_it(key_format: KeyFormat, key: st
     assert key_format.encode(TAG) == key
 
 
-@settings(deadline=None, max_examples=100)
 @given(TAGS)
 def test_the_length_of_a_key_does_not_depend_on_the_tag(tag: Tag) -> None:
     lengths = {str(key_format): len(key_format.encode(tag)) for key_format in FORMATS}
@@ -203,7 +202,6 @@ def test_the_length_of_a_key_does_not_depend_on_the_tag(tag: Tag) -> None:
     assert lengths == {"native": 36, "uuid8": 36, "uuid4": 36, "uuid5": 36, "hex": 64}
 
 
-@settings(deadline=None, max_examples=100)
 @given(TAGS)
 def test_a_key_consists_of_letters_digits_hyphens_and_underscores(tag: Tag) -> None:
     """`misfit` looks at each encoding's alphabet instead of at every key: no key may go beyond it."""
@@ -212,7 +210,6 @@ def test_a_key_consists_of_letters_digits_hyphens_and_underscores(tag: Tag) -> N
     assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", KeyFormat(encoding="uuid").encode(tag))
 
 
-@settings(deadline=None, max_examples=100)
 @given(TAGS, st.sampled_from([4, 5, 8]))
 def test_a_uuid_has_the_version_that_the_service_validates(tag: Tag, version: Any) -> None:
     key = UUID(KeyFormat(encoding="uuid", uuid_version=version).encode(tag))

@@ -1,0 +1,1 @@
+"""The adapters for message brokers, one file for each broker."""

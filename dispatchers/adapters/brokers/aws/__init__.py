@@ -1,0 +1,1 @@
+"""The adapters for the queues, topics and event buses of AWS."""

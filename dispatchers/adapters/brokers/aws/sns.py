@@ -1,0 +1,57 @@
+"""SNS: publishes each entry as one message of a FIFO topic, under the child key as deduplication id.
+
+    orders = SnsFifoAdapter("arn:aws:sns:eu-central-1:123456789012:orders.fifo")
+    Dispatcher(..., adapters={"orders": orders})
+
+The message is like that of `SqsFifoAdapter`. A subscription with raw message delivery passes the attribute `event_id` on to a
+queue, where `outbox.inboxes.sqs.by_event_id` finds it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from dispatchers.adapters.brokers.aws.client import AwsClient
+from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
+from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
+
+BYTES_MAX: Final = 262_144  # of a message and of a request, by default: API reference, PublishBatch
+
+
+class SnsFifoAdapter(FifoAdapter):
+    """Publishes to FIFO topics, up to ten messages in a request. It needs `boto3`.
+
+    topic: the ARN of the topic, or a mapping from operations to ARNs. An entry's `options={"topic": ...}` replaces it.
+
+    The other settings, and what is said there, are those of `SqsFifoAdapter`.
+    """
+
+    setting = "topic"
+    body_field = "Message"
+    operation = "publish_batch"
+    bytes_max = BYTES_MAX
+
+    def __init__(
+        self,
+        topic: str | Mapping[str, str],
+        *,
+        key_attribute: str = "event_id",
+        window: timedelta = WINDOW,
+        timeout: timedelta = TIMEOUT,
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        boto3_session: Any = None,
+        endpoint_url: str | None = None,
+        threads_max: int = 10,
+    ) -> None:
+        client = AwsClient(
+            "sns", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, threads_max=threads_max
+        )
+        super().__init__(client, topic, key_attribute=key_attribute, window=window)
+        self.timeout = timeout
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+
+    def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
+        return {"TopicArn": place, "PublishBatchRequestEntries": numbered}

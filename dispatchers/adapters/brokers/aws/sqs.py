@@ -1,0 +1,66 @@
+"""SQS: sends each entry as one message of a FIFO queue, under the child key as deduplication id.
+
+    orders = SqsFifoAdapter("https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo")
+    Dispatcher(..., adapters={"orders": orders})
+
+    outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1", ordering_key="customer:ada")
+
+The body is the payload's JSON. The message group is the entry's ordering key, or else its id. The child key is also the message
+attribute `event_id`, where `outbox.inboxes.sqs.by_event_id` finds it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from dispatchers.adapters.brokers.aws.client import AwsClient
+from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
+from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
+
+BYTES_MAX: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
+
+
+class SqsFifoAdapter(FifoAdapter):
+    """Sends to FIFO queues, up to ten messages in a request. It needs `boto3`.
+
+    queue: the URL of the queue, or a mapping from operations to URLs. An entry's `options={"queue": ...}` replaces it.
+    key_attribute: the message attribute for the child key.
+    window: how long a queue remembers a deduplication id: 5 minutes, also after the message was deleted.
+    timeout: how long one send may take. A request leaves within its first quarter or not at all.
+    boto3_session: a `boto3.Session`. By default boto3 finds the region and the credentials as it always does.
+    endpoint_url: as for `boto3.client`.
+    threads_max: how many requests run at the same time.
+
+    SQS reports a duplicate as a success, so no answer is `replayed`. boto3's own retries are off, and the proxies of the
+    environment are ignored.
+    """
+
+    setting = "queue"
+    body_field = "MessageBody"
+    operation = "send_message_batch"
+    bytes_max = BYTES_MAX
+
+    def __init__(
+        self,
+        queue: str | Mapping[str, str],
+        *,
+        key_attribute: str = "event_id",
+        window: timedelta = WINDOW,
+        timeout: timedelta = TIMEOUT,
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        boto3_session: Any = None,
+        endpoint_url: str | None = None,
+        threads_max: int = 10,
+    ) -> None:
+        client = AwsClient(
+            "sqs", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, threads_max=threads_max
+        )
+        super().__init__(client, queue, key_attribute=key_attribute, window=window)
+        self.timeout = timeout
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+
+    def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
+        return {"QueueUrl": place, "Entries": numbered}

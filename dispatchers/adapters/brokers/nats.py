@@ -1,0 +1,142 @@
+"""NATS JetStream: publishes each entry as one message of a stream, which drops a second message with the same id.
+
+    orders = NatsAdapter("nats://127.0.0.1:4222", stream="ORDERS", window=timedelta(minutes=2))
+    Dispatcher(..., adapters={"orders": orders})
+
+    outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the subject `orders.placed`
+
+The body is the payload's JSON. The child key is the header `Nats-Msg-Id`, where `outbox.inboxes.nats.by_event_id` finds it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from nats.errors import Error
+
+from dispatchers.adapters.brokers.nats_connection import NatsConnection, connected
+from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
+from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
+from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from dispatchers.time_limits import FOREVER, Window
+from outbox.errors import ConfigurationError
+
+WINDOW: Final = timedelta(minutes=2)  # docs.nats.io/using-nats/developer/develop_jetstream/model_deep_dive
+OPTIONS: Final = frozenset(
+    {
+        *("name", "inbox_prefix", "password", "tls", "tls_handshake_first", "tls_hostname", "token", "user"),
+        *("nkeys_seed", "nkeys_seed_str", "user_credentials"),
+    }
+)
+"""What `connect` may have: the options of nats-py that decide neither when to connect again nor what is logged."""
+
+
+class NatsAdapter(Adapter):
+    """Publishes to one stream. Before it sends, it compares the stream's configuration with what it declares.
+
+    servers: the URLs of one cluster, such as "nats://host:4222" or "tls://host:4222".
+    stream: the stream that must store the messages. Another stream that has the subject refuses them.
+    subject: the subject of each operation: a template with `{operation}`, or a mapping from operations to subjects. An entry's
+        `options={"subject": ...}` replaces it.
+    window: how long the stream remembers an id: at most its `duplicate_window`. While it remembers ids for a shorter time, the
+        adapter sends nothing, and the whole destination waits. None for a stream that remembers none.
+    at_least_once: with `window=None`: whether to publish again after a lost answer, so that the message may be there twice.
+    connect: options of nats-py for the connection: user_credentials, nkeys_seed, user, password, token, tls, name. They are never
+        shown.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        stream: str,
+        subject: str | Mapping[str, str] = OPERATION,
+        window: Window = WINDOW,
+        at_least_once: bool = False,
+        timeout: timedelta = timedelta(seconds=10),
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        connect: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._servers = _checked_servers(servers)
+        if not isinstance(stream, str) or not stream or set(stream) & set(" \t\r\n.*>"):
+            raise ConfigurationError(f"stream={stream!r} must be the name of a stream, without spaces, dots, * and >")
+        if unknown := sorted((connect or {}).keys() - OPTIONS):
+            raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
+        if window is FOREVER:
+            raise ConfigurationError("window=FOREVER: every stream forgets ids: give its duplicate_window, or None")
+        self.window: timedelta | None = window
+        self.at_least_once = at_least_once
+        self.timeout = timeout
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+        if window is not None:  # the ids are those of one stream
+            self.pinned = f"nats {stream}"
+        self._stream = stream
+        self._subjects = Places("subject", subject)
+        self._connect = dict(connect or {})
+        self._connection = OneConnection(self._open)
+
+    def __repr__(self) -> str:
+        return f"NatsAdapter(stream={self._stream!r}, window={self.window!r})"
+
+    def serves(self, operation: str) -> bool:
+        return self._subjects.serves(operation)
+
+    def nearest(self, operation: str) -> str | None:
+        return self._subjects.nearest(operation)
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            subject = self._subjects.of(delivery)
+        except Unsendable as problem:
+            return Rejected(str(problem))
+        connection = self._connection.present()
+        if connection is None or not connection.is_checked:
+            ready = await self._ready(delivery.deadline - self.timeout.total_seconds() / 2)
+            if isinstance(ready, Deferred):
+                return ready
+            connection = ready
+        headers = {
+            "Nats-Msg-Id": delivery.key,
+            "Nats-Expected-Stream": self._stream,
+            "Content-Type": "application/json",
+            **delivery.headers,
+        }
+        return await connection.publish(subject, delivery.body, headers)
+
+    async def aclose(self) -> None:
+        """Close the connection. You may use the adapter again afterwards."""
+        await self._connection.aclose()
+
+    async def _ready(self, latest: float) -> NatsConnection | Deferred:
+        """A connection to a stream that keeps what is declared; else why nothing was sent."""
+        try:
+            connection = await self._connection.ready(latest)
+            if not connection.is_checked:
+                await connection.check(latest)
+            return connection
+        except NotReady as problem:
+            return problem.outcome
+        except (Error, OSError) as error:  # a TimeoutError too
+            return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+
+    async def _open(self) -> NatsConnection:
+        seconds = self.timeout.total_seconds()
+        return await connected(
+            self._servers, self._connect, stream=self._stream, window=self.window, ping_seconds=seconds / 2
+        )
+
+
+def _checked_servers(servers: str | Sequence[str]) -> list[str]:
+    given = [servers] if isinstance(servers, str) else list(servers)
+    for number, server in enumerate(given):
+        if not isinstance(server, str) or urlsplit(server).scheme not in ("nats", "tls", "ws", "wss"):
+            raise ConfigurationError(
+                f"servers[{number}] must be a URL such as nats://host:4222 or tls://host:4222 (it is not shown: it may hold"
+                " a password)"
+            )
+    if not given:
+        raise ConfigurationError("servers=[] must name one server at least, such as 'nats://host:4222'")
+    return given

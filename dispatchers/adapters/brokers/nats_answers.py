@@ -1,0 +1,89 @@
+"""What an answer of NATS JetStream means, and whether a stream keeps what the adapter declares. Pure."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from nats.js.api import RetentionPolicy, StreamConfig
+
+from dispatchers.delivery import Deferred, Delivered, InProgress, Outcome, Rejected, Unknown
+
+NO_RESPONDERS: Final = "503"
+
+STORED: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([1-9][0-9]*)\}')
+"""Nearly every answer. To parse it as JSON takes five times as long."""
+
+REJECTED: Final = frozenset({10054, 10097})
+"""The message is larger than the stream allows; so are its headers."""
+
+DEFERRED: Final = frozenset({10002, 10039, 10053, 10059, 10060, 10076, 10109, 10118, 10194})
+"""Checked before a message is stored: the account's and the stream's limits, JetStream not enabled, another stream than expected,
+a sealed or an offline stream. Source: nats-server, server/errors.json; processClusteredInboundMsg in jetstream_cluster.go."""
+
+IN_PROCESS: Final = 10158
+STORE_FAILED: Final = 10077
+FULL: Final = (
+    "maximum messages exceeded",
+    "maximum bytes exceeded",
+    "maximum messages per subject exceeded",
+    "message size exceeds maximum allowed",
+)
+"""A stream with `discard: new` is full. Each replica refuses such a message before it writes. Source: server/store.go."""
+
+
+def outcome_of(headers: Mapping[str, str] | None, data: bytes, stream: str) -> Outcome:
+    """The outcome for the answer to a publication.
+
+    Whatever the server does not exclude may have happened: an error after the message was proposed to the replicas, or an answer
+    that is no PubAck.
+    """
+    usual = STORED.fullmatch(data)
+    if usual is not None and usual[1].decode() == stream:
+        return Delivered({"stream": stream, "seq": int(usual[2])})
+    if headers and headers.get("Status") == NO_RESPONDERS:
+        return Deferred("no stream takes messages of this subject now")
+    try:
+        answer = json.loads(data)
+        if "error" in answer:
+            return _refused(int(answer["error"].get("err_code", 0)), str(answer["error"].get("description", "")))
+        if answer["stream"] != stream:
+            return Unknown("another stream than expected has answered", final=True)
+        sequence, duplicate = int(answer.get("seq", 0)), answer.get("duplicate") is True
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Unknown("the answer is no PubAck")
+    if sequence == 0:  # older servers: the first message with this id waits for the replicas, and may yet fail
+        return InProgress() if duplicate else Unknown("the answer is no PubAck")
+    return Delivered({"stream": stream, "seq": sequence}, replayed=duplicate)
+
+
+def _refused(code: int, description: str) -> Outcome:
+    reason = f"JetStream error {code}"
+    if code == IN_PROCESS:
+        return InProgress()
+    if code in REJECTED:
+        return Rejected(f"{reason}: the message or its headers are larger than the stream allows")
+    if code == STORE_FAILED and description in FULL:
+        return Deferred(f"{reason}: the stream is full", cooldown=True)
+    return Deferred(reason) if code in DEFERRED else Unknown(reason)
+
+
+def unfit(config: StreamConfig, window: timedelta | None) -> str | None:
+    """Why the adapter must not publish to a stream of this configuration, or None.
+
+    A stream finds its ids again in its stored messages when a server restarts. So a stream that deletes messages once they are
+    consumed forgets their ids. Source: nats-server, rebuildDedupe in server/stream.go.
+    """
+    if config.no_ack:
+        return "it confirms no message (no_ack)"
+    if config.mirror is not None:
+        return "it is a mirror: publish to the stream that it mirrors"
+    if window is None:
+        return None
+    if config.retention not in (None, RetentionPolicy.LIMITS):
+        return f"its retention {config.retention!s} deletes messages, and with them their ids: declare window=None"
+    remembered = timedelta(seconds=config.duplicate_window or 0)
+    if remembered < window:
+        return f"it remembers ids for {remembered}, and the adapter declares {window}"
+    return None

@@ -1,0 +1,204 @@
+"""One connection to a NATS server: publishes to one stream, and waits for the answer to each message."""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from random import sample
+from typing import Any, Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import (
+    BadHeaderError,
+    BadSubjectError,
+    ConnectionClosedError,
+    ConnectionDrainingError,
+    Error,
+    MaxPayloadError,
+    OutboundBufferLimitError,
+)
+from nats.js.errors import NotFoundError
+
+from dispatchers.adapters.brokers.nats_answers import outcome_of, unfit
+from dispatchers.adapters.brokers.one_connection import NotReady
+from dispatchers.delivery import Deferred, Outcome, Rejected, Unknown
+
+CONNECT_SECONDS: Final = 2  # for one server of several
+CHECK_SECONDS_MAX: Final = (
+    1.5  # for its answer about the stream; within CONNECT_SECONDS, so that the reason names the stream
+)
+CHECK_SECONDS: Final = 10.0  # how old the knowledge of the stream's configuration may be when a message is sent
+HEADERS_BYTES: Final = 512  # more than the headers of the adapter and of a trace have
+PINGS_UNANSWERED_MAX: Final = 2
+
+NOT_WRITTEN: Final = (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError)
+NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
+"""What the client raises before it writes anything: because of the connection, and because of the message."""
+
+
+REFUSED_SUBJECT: Final = re.compile(
+    r'permissions violation for publish to "([^"]+)"'
+)  # the client reports it in small letters
+
+
+class NatsConnection:
+    """Publishes to one stream. It never connects again: a message that the client had buffered could leave long after its send.
+
+    stream, window: as the adapter declares them.
+    """
+
+    def __init__(self, stream: str, window: timedelta | None) -> None:
+        self._stream = stream
+        self._window = window
+        self._client = Client()
+        self._inbox = ""
+        self._count = 0
+        self._answers: dict[str, asyncio.Future[Msg | Outcome]] = {}
+        self._subjects: dict[str, str] = {}  # of the messages that wait for an answer, by its inbox
+        self._checked_at = 0.0
+        self._checking: asyncio.Task[None] | None = None
+        self._unanswered = False
+
+    async def open(self, server: str, options: Mapping[str, Any], ping_seconds: float) -> None:
+        """Connect to this server and check the stream. Raises what the client raises, and `NotReady`."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._client.connect(
+                    server,
+                    **options,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=CONNECT_SECONDS,
+                    ping_interval=ping_seconds,  # type: ignore[arg-type]  # it sleeps that long
+                    max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                    error_cb=self._reported,  # the client's own logs the error with all it holds
+                    closed_cb=self._lost,
+                )
+                self._inbox = f"{self._client.new_inbox()}."
+                await self._client.subscribe(f"{self._inbox}*", cb=self._answered)
+                await self._check()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        return self._client.is_connected and not self._unanswered
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the stream's configuration was read a moment ago."""
+        return asyncio.get_running_loop().time() - self._checked_at < CHECK_SECONDS
+
+    async def check(self, latest: float) -> None:
+        """Read the stream's configuration again; all sends wait for one reading. Raises as `open` does, and TimeoutError."""
+        if self._checking is None:
+            self._checking = asyncio.get_running_loop().create_task(self._check())
+            self._checking.add_done_callback(self._has_checked)
+        async with asyncio.timeout_at(latest):
+            await asyncio.shield(self._checking)
+
+    async def publish(self, subject: str, body: bytes, headers: dict[str, str]) -> Outcome:
+        """Publish one message and wait for the stream's answer, without a limit of its own."""
+        if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
+            return Rejected(f"the message is larger than the server allows: {self._client.max_payload} bytes")
+        self._count += 1
+        reply = f"{self._inbox}{self._count}"
+        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
+        self._subjects[reply] = subject
+        try:
+            await self._client.publish(subject, body, reply, headers)
+            message = await answer
+        except NEVER_WRITTEN as error:
+            return Rejected(f"it cannot be sent: {type(error).__name__}")
+        except NOT_WRITTEN as error:
+            return Deferred(f"nothing was sent: {type(error).__name__}")
+        except (Error, OSError) as error:
+            return Unknown(f"no answer: {type(error).__name__}")
+        except asyncio.CancelledError:
+            self._unanswered = (
+                True  # perhaps it is cut off from the others: the next send connects again, to any server
+            )
+            raise
+        finally:
+            del self._answers[reply], self._subjects[reply]
+        return outcome_of(message.headers, message.data, self._stream) if isinstance(message, Msg) else message
+
+    async def aclose(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+        with suppress(Exception):
+            await self._client.close()
+        await self._lost()
+
+    async def _check(self) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            info = await self._client.jetstream(timeout=CHECK_SECONDS_MAX).stream_info(self._stream)
+        except NotFoundError:
+            raise NotReady(f"there is no stream {self._stream!r}") from None
+        except Error as error:
+            needed = f"the user needs the permission for $JS.API.STREAM.INFO.{self._stream}"
+            reason = f"the stream's configuration cannot be read: {type(error).__name__}; {needed}"
+            raise NotReady(reason) from None
+        problem = unfit(info.config, self._window)
+        if problem is not None:
+            raise NotReady(f"the stream {self._stream!r} cannot be used: {problem}", cooldown=True)
+        self._checked_at = began
+
+    def _has_checked(self, checking: asyncio.Task[None]) -> None:
+        self._checking = None
+        with suppress(BaseException):  # a send that waited has raised it
+            checking.exception()
+
+    def _is_too_large(self, body: bytes, headers: Mapping[str, str]) -> bool:
+        written = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+        return len(body) + len(b"NATS/1.0\r\n\r\n") + written > self._client.max_payload
+
+    async def _answered(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _lost(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(Unknown("the connection was lost before the answer"))
+
+    async def _reported(self, error: Exception) -> None:
+        """A server that forbids a subject says so here, and sends no answer. What else comes here, methods raise as well."""
+        found = REFUSED_SUBJECT.search(str(error))
+        refused = "" if found is None else found[1]
+        alike = {subject for subject in self._subjects.values() if subject.lower() == refused}
+        for inbox, subject in self._subjects.items():
+            if alike == {refused} and subject == refused and not self._answers[inbox].done():
+                reason = f"the server's permissions forbid to publish to {subject!r}"
+                self._answers[inbox].set_result(Deferred(reason, cooldown=True))
+
+
+async def connected(
+    servers: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    stream: str,
+    window: timedelta | None,
+    ping_seconds: float,
+) -> NatsConnection:
+    """A connection to one of the servers, in a random order. Raises what the last one has raised; `NotReady` at once."""
+    failure: Exception = OSError("no server")
+    for server in sample(servers, len(servers)):
+        connection = NatsConnection(stream, window)
+        try:
+            await connection.open(server, options, ping_seconds)
+        except (Error, OSError) as error:  # asyncio's TimeoutError is an OSError
+            failure = error
+        else:
+            return connection
+    raise failure

@@ -1,0 +1,115 @@
+"""RabbitMQ: publishes each entry as one persistent message, and waits until the server has confirmed it.
+
+    orders = RabbitMqAdapter("amqps://shop:...@host/", exchange="shop")
+    Dispatcher(..., adapters={"orders": orders})
+
+    outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # with routing key `orders.placed`
+
+The body is the payload's JSON. The child key is the property `message_id`, where `outbox.inboxes.rabbitmq.by_event_id` finds it.
+RabbitMQ deduplicates nothing: after a lost confirmation an entry is `uncertain`, unless the adapter has `at_least_once=True`.
+"""
+
+import ssl
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiormq import spec
+from aiormq.exceptions import AMQPError
+
+from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
+from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
+from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection, connected
+from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from outbox.errors import ConfigurationError
+
+PERSISTENT: Final = 2
+NAME_BYTES_MAX: Final = 255  # AMQP 0-9-1, "short string"
+
+
+class RabbitMqAdapter(Adapter):
+    """Publishes to one exchange with publisher confirms. Every message is mandatory: one that reaches no queue is refused.
+
+    urls: of one cluster: "amqp://user:password@host:5672/vhost", or "amqps://". They are never shown.
+    exchange: it must exist. "" is the default exchange, in which the routing key is the name of a queue.
+    routing_key: of each operation: a template with `{operation}`, or a mapping from operations to keys. An entry's
+        `options={"routing_key": ...}` replaces it.
+    at_least_once: whether to publish again after a lost confirmation. The message may then be there twice, and the consumer's
+        inbox must recognise it. False, the default: the entry is `uncertain`.
+    tls: an `ssl.SSLContext` for amqps.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        exchange: str = "",
+        routing_key: str | Mapping[str, str] = OPERATION,
+        at_least_once: bool = False,
+        timeout: timedelta = timedelta(seconds=10),
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._urls = _checked_urls(urls)
+        if not isinstance(exchange, str) or len(exchange.encode()) > NAME_BYTES_MAX:
+            raise ConfigurationError(f"exchange={exchange!r} must be a text of at most {NAME_BYTES_MAX} bytes")
+        self.at_least_once = at_least_once
+        self.timeout = timeout
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+        self._exchange = exchange
+        self._routing_keys = Places("routing_key", routing_key)
+        self._tls = tls
+        self._connection = OneConnection(self._open)
+
+    def __repr__(self) -> str:
+        return f"RabbitMqAdapter(exchange={self._exchange!r})"
+
+    def serves(self, operation: str) -> bool:
+        return self._routing_keys.serves(operation)
+
+    def nearest(self, operation: str) -> str | None:
+        return self._routing_keys.nearest(operation)
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            routing_key = self._routing_keys.of(delivery)
+        except Unsendable as problem:
+            return Rejected(str(problem))
+        if len(routing_key.encode()) > NAME_BYTES_MAX:
+            return Rejected(f"the routing key is longer than {NAME_BYTES_MAX} bytes")
+        latest = delivery.deadline - self.timeout.total_seconds() / 2
+        try:
+            connection = self._connection.present() or await self._connection.ready(latest)
+        except NotReady as problem:
+            return problem.outcome
+        except (AMQPError, OSError, RuntimeError) as error:  # a TimeoutError too
+            return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+        properties = spec.Basic.Properties(
+            content_type="application/json",
+            delivery_mode=PERSISTENT,
+            headers=dict(delivery.headers) or None,
+            message_id=delivery.key,
+        )
+        return await connection.publish(delivery.body, routing_key, properties, latest)
+
+    async def aclose(self) -> None:
+        """Close the connection. You may use the adapter again afterwards."""
+        await self._connection.aclose()
+
+    async def _open(self) -> RabbitMqConnection:
+        return await connected(self._urls, self._tls, self._exchange)
+
+
+def _checked_urls(urls: str | Sequence[str]) -> list[str]:
+    given = [urls] if isinstance(urls, str) else list(urls)
+    for number, url in enumerate(given):
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("amqp", "amqps"):
+            raise ConfigurationError(
+                f"urls[{number}] must be a URL such as amqps://user:password@host/vhost (it is not shown)"
+            )
+    if not given:
+        raise ConfigurationError("urls=[] must name one server at least, such as 'amqps://user:password@host/'")
+    return given

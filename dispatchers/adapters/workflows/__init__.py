@@ -1,0 +1,1 @@
+"""The adapters for workflow engines, one file for each engine."""

@@ -1,0 +1,214 @@
+"""The adapters for AWS with moto, over HTTP: what a queue and a topic get. moto imitates AWS; no test here uses AWS itself."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from support import faulty_aws
+from support.faulty_aws import SECRET, SESSION, refused
+
+from dispatchers import Adapter, Deferred, Delivered, Delivery, Outcome, Rejected
+from dispatchers.adapters import SnsFifoAdapter, SqsFifoAdapter
+from dispatchers.testing.attempts import sent
+from dispatchers.testing.conformance import ENTRY
+from outbox import ConfigurationError, inboxes
+
+QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo"
+BODY = b'{"number": "C-1"}'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+class Queue:
+    """A FIFO queue of one test's own."""
+
+    def __init__(self, server: str) -> None:
+        self._client = SESSION.client("sqs", endpoint_url=server)
+        fifo = {"FifoQueue": "true"}
+        self.url = self._client.create_queue(QueueName=f"{uuid4()}.fifo", Attributes=fifo)["QueueUrl"]
+        names = ["QueueArn"]
+        self.arn = self._client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]["QueueArn"]
+
+    def receive(self) -> list[Any]:
+        """All messages; of a group that has several, one at a time."""
+        received: list[Any] = []
+        while True:
+            answer = self._client.receive_message(
+                QueueUrl=self.url,
+                MaxNumberOfMessages=10,
+                MessageAttributeNames=["All"],
+                MessageSystemAttributeNames=["All"],
+            )
+            if not (messages := answer.get("Messages", [])):
+                return received
+            received += messages
+            for message in messages:
+                self._client.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
+
+
+@pytest.fixture
+def queue(server: str) -> Queue:
+    return Queue(server)
+
+
+def delivery(key: str = "ck1_a", body: bytes = BODY, **fields: Any) -> Delivery:
+    given: dict[str, Any] = {"options": {}, "headers": {}, **fields}
+    return Delivery(ENTRY, "orders.placed", body, key, 1, deadline=0.0, **given)
+
+
+def send(adapter: Adapter, *deliveries: Delivery) -> list[Outcome]:
+    """All at once."""
+
+    async def main() -> list[Outcome]:
+        outcomes = await asyncio.gather(*(sent(adapter, each) for each in deliveries))
+        await adapter.aclose()  # type: ignore[attr-defined]
+        return list(outcomes)
+
+    return asyncio.run(main())
+
+
+def keys_of(messages: list[Any]) -> list[str]:
+    return [inboxes.sqs.by_event_id(each, scope="shop", attribute="event_id")["message_id"] for each in messages]
+
+
+# --- SQS
+
+
+def test_a_message_has_the_child_key_where_an_inbox_finds_it(server: str, queue: Queue) -> None:
+    adapter = SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+
+    (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}, ordering_key="customer:ada"))
+
+    (message,) = queue.receive()
+    system = message["Attributes"]
+    assert outcome == Delivered({"message_id": message["MessageId"], "sequence_number": system["SequenceNumber"]})
+    assert keys_of([message]) == ["ck1_a"]
+    assert (message["Body"].encode(), system["MessageDeduplicationId"]) == (BODY, "ck1_a")
+    assert system["MessageGroupId"] == "customer:ada"
+    assert message["MessageAttributes"]["traceparent"]["StringValue"] == "00-1"
+
+
+def test_a_second_send_under_a_key_is_no_second_message(server: str, queue: Queue) -> None:
+    def adapter() -> SqsFifoAdapter:
+        return SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+
+    outcomes = send(adapter(), delivery("ck1_a"), delivery("ck1_b")) + send(adapter(), delivery("ck1_a"))
+
+    assert [type(outcome) for outcome in outcomes] == [Delivered] * 3
+    assert sorted(keys_of(queue.receive())) == ["ck1_a", "ck1_b"]
+
+
+@pytest.mark.parametrize("ordering_key", ["customer:ada lovelace", "kundin:änne", "k" * 129])
+def test_an_ordering_key_that_is_no_group_id_is_hashed(server: str, queue: Queue, ordering_key: str) -> None:
+    adapter = SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+
+    send(adapter, *(delivery(key, ordering_key=ordering_key) for key in ("ck1_a", "ck1_b")))
+
+    (group,) = {message["Attributes"]["MessageGroupId"] for message in queue.receive()}
+    assert len(group) == 64
+    assert group.isalnum()
+
+
+def test_a_batch_has_at_most_ten_messages_and_a_mebibyte() -> None:
+    with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
+        remote.behave(faulty_aws.sqs_taken())
+        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+        large = json.dumps("x" * 400_000).encode()
+
+        send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
+        small_batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
+        send(adapter, *(delivery(f"ck1_{number}", large) for number in range(5)))
+        large_batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests[3:]]
+
+    assert sorted(small_batches) == [3, 10, 10]
+    assert sorted(large_batches) == [1, 2, 2]
+
+
+def test_a_refused_batch_is_sent_message_by_message() -> None:
+    """One entry was wrong, and the answer does not name it: the others must not fail with it."""
+    with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
+        remote.behave(refused(400, "InvalidParameterValue"))
+        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+
+        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
+
+        batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
+    assert batches == [3, 1, 1, 1]
+    assert outcomes == [Rejected("HTTP 400 InvalidParameterValue")] * 3
+
+
+def test_what_waits_too_long_for_a_thread_is_not_sent() -> None:
+    """Its dispatcher has given it up then, and may have sent it elsewhere."""
+    with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
+        remote.behave(faulty_aws.sqs_taken())
+        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+
+        async def late() -> Outcome:
+            return await adapter.send(delivery()._replace(deadline=asyncio.get_running_loop().time() + 14))
+
+        outcome = asyncio.run(late())
+
+        assert isinstance(outcome, Deferred)
+        assert remote.requests == []
+
+
+# --- SNS
+
+
+def test_a_topic_passes_key_and_group_on_to_a_queue(server: str, queue: Queue) -> None:
+    client = SESSION.client("sns", endpoint_url=server)
+    topic = client.create_topic(Name="orders.fifo", Attributes={"FifoTopic": "true"})["TopicArn"]
+    raw = {"RawMessageDelivery": "true"}
+    client.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue.arn, Attributes=raw)
+    adapter = SnsFifoAdapter(topic, boto3_session=SESSION, endpoint_url=server)
+
+    outcomes = send(adapter, *(delivery(key, ordering_key="customer:ada") for key in ("ck1_a", "ck1_b")))
+
+    messages = queue.receive()
+    assert [type(outcome) for outcome in outcomes] == [Delivered] * 2
+    assert keys_of(messages) == ["ck1_a", "ck1_b"]
+    assert {message["Attributes"]["MessageGroupId"] for message in messages} == {"customer:ada"}
+
+
+# --- the settings
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"}, "must end in .fifo"),
+        ({"queue": {"orders.placed": "orders"}}, "must end in .fifo"),
+        ({"window": timedelta(minutes=6)}, "at most 0:05:00"),
+        ({"window": None}, "at most 0:05:00"),
+        ({"key_attribute": ""}, "name of a message attribute"),
+        ({"threads_max": 0}, "at least 1"),
+        ({"endpoint_url": "nowhere"}, "Invalid endpoint: nowhere"),
+    ],
+    ids=str,
+)
+def test_a_bad_setting_is_an_error_at_the_start(changed: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        SqsFifoAdapter(**{"queue": QUEUE, "boto3_session": SESSION, **changed})
+
+    assert text in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+def test_an_entry_cannot_name_a_queue_that_is_not_fifo() -> None:
+    adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url="http://127.0.0.1:1")
+
+    (outcome,) = send(adapter, delivery(options={"queue": QUEUE.removesuffix(".fifo")}))
+
+    assert isinstance(outcome, Rejected)

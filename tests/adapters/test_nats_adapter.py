@@ -1,0 +1,313 @@
+"""NatsAdapter with a real cluster of three NATS servers. Skipped where there is no nats-server."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from nats.errors import Error
+from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
+from support.database import Database
+from support.entries import dispatcher, put_one, settlement_row, state
+from support.nats_cluster import PASSWORD, Cluster, running_cluster
+
+import outbox
+from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers.adapters import NatsAdapter
+from dispatchers.adapters.brokers import nats_connection
+from dispatchers.time_limits import FOREVER
+from outbox import inboxes
+from outbox.errors import ConfigurationError
+
+MINUTES = timedelta(minutes=2)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("nats")) as cluster:
+        yield cluster
+
+
+class Stream:
+    """A stream of one test's own. Its subjects begin with its name."""
+
+    def __init__(self, cluster: Cluster, client: Any) -> None:
+        self.cluster = cluster
+        self.name = f"t{uuid4().hex[:8]}"
+        self.js = client.jetstream(timeout=10)
+
+    async def create(self, **config: Any) -> None:
+        """Waits for a node that the test before has killed or frozen: without it there is no place for three replicas."""
+        asked = StreamConfig(name=self.name, subjects=[f"{self.name}.>"], num_replicas=3, **config)
+        while True:
+            with suppress(Error):
+                await self.js.add_stream(asked)
+                return
+            await asyncio.sleep(0.05)
+
+    def adapter(self, **settings: Any) -> NatsAdapter:
+        place = {"servers": self.cluster.urls, "stream": self.name, "subject": f"{self.name}.{{operation}}"}
+        return NatsAdapter(**place | settings)
+
+    async def messages(self, at_least: int = 0) -> list[Any]:
+        """What the stream has stored. A node that was the leader until it hung answers with fewer than are stored."""
+        async with asyncio.timeout(40), self.cluster.client() as client:
+            js = client.jetstream(timeout=1)
+            while True:
+                with suppress(Error):
+                    count = (await js.stream_info(self.name)).state.messages
+                    if count >= at_least:
+                        return [await js.get_msg(self.name, number + 1) for number in range(count)]
+                await asyncio.sleep(0.05)
+
+
+def with_stream(cluster: Cluster, work: Any, **config: Any) -> Any:
+    """What `work(stream)` returns."""
+
+    async def run() -> Any:
+        async with cluster.client() as client:
+            stream = Stream(cluster, client)
+            await stream.create(**config)
+            return await work(stream)
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+async def sent(adapter: NatsAdapter, *, key: str = "ck1_a", body: bytes = b'{"amount":2000}', **fields: Any) -> Outcome:
+    given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
+    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
+    return await adapter.send(Delivery(id=uuid4(), key=key, body=body, deadline=until, **given))
+
+
+def test_an_entry_is_one_message_whose_id_the_inbox_finds(
+    cluster: Cluster, postgresql: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(postgresql, ob, "orders.placed")
+
+    async def work(stream: Stream) -> Any:
+        working = dispatcher(postgresql.engine, ob, adapters={"orders": stream.adapter()})
+        await working.run_once()
+        await working.close()
+        subscription = await stream.js.pull_subscribe(f"{stream.name}.>", "billing")
+        (message,) = await subscription.fetch(1, timeout=10)
+        return stream.name, message
+
+    name, message = with_stream(cluster, work)
+
+    assert json.loads(settlement_row(postgresql, id).result) == {"stream": name, "seq": 1}
+    (entry,) = postgresql.entries
+    assert message.subject == f"{name}.orders.placed"
+    assert message.data == entry.payload
+    identity = inboxes.nats.by_event_id(message, scope="shop")
+    assert identity["message_id"] == outbox.keys.encode_native(outbox.keys.Tag(bytes(entry.tag)))
+
+
+def test_the_stream_keeps_one_message_of_two_attempts(cluster: Cluster) -> None:
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter()
+        outcomes = [await sent(adapter), await sent(adapter, attempt=2), await sent(adapter, key="ck1_b")]
+        await adapter.aclose()
+        return outcomes, await stream.messages()
+
+    (first, again, other), messages = with_stream(cluster, work)
+
+    assert (first.replayed, again.replayed, other.replayed) == (False, True, False)
+    assert first.result == again.result
+    assert [message.headers["Nats-Msg-Id"] for message in messages] == ["ck1_a", "ck1_b"]
+
+
+def test_no_message_is_lost_or_doubled_when_the_leader_dies(cluster: Cluster) -> None:
+    keys = [f"ck1_{number}" for number in range(300)]
+
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter(timeout=timedelta(seconds=2))
+        killed = await cluster.leader(stream.name)
+        kinds = list[type]()
+        some = asyncio.Semaphore(20)
+
+        async def send(key: str) -> Outcome:
+            async with some:
+                outcome = await _in_time(adapter, key)
+            kinds.append(type(outcome))
+            if len(kinds) == 100:
+                killed.kill()
+            return outcome
+
+        left = keys
+        async with asyncio.timeout(50):
+            while left:
+                outcomes = await asyncio.gather(*map(send, left))
+                left = [key for key, outcome in zip(left, outcomes, strict=True) if not isinstance(outcome, Delivered)]
+        await adapter.aclose()
+        killed.start()
+        return set(kinds), await stream.messages(at_least=len(keys))
+
+    kinds, messages = with_stream(cluster, work)
+
+    assert kinds & {Unknown, Deferred}, "the leader's death was not noticed"
+    assert sorted(message.headers["Nats-Msg-Id"] for message in messages) == sorted(keys)
+
+
+async def _in_time(adapter: NatsAdapter, key: str) -> Outcome:
+    try:
+        async with asyncio.timeout(adapter.timeout.total_seconds()):
+            return await sent(adapter, key=key)
+    except TimeoutError:  # so does the dispatcher
+        return Unknown("no answer")
+
+
+def test_a_stream_that_forgets_earlier_is_sent_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noticed while the connection is open, too."""
+    monkeypatch.setattr(nats_connection, "CHECK_SECONDS", 0)
+
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter(window=MINUTES)
+        before = await sent(adapter)
+        await stream.js.update_stream(
+            StreamConfig(name=stream.name, subjects=[f"{stream.name}.>"], num_replicas=3, duplicate_window=60)
+        )
+        shortened = await sent(adapter, key="ck1_b")
+        again = stream.adapter(window=timedelta(seconds=60))
+        fitting = await sent(again, key="ck1_c")
+        await adapter.aclose()
+        await again.aclose()
+        return before, shortened, fitting, await stream.messages()
+
+    before, shortened, fitting, messages = with_stream(cluster, work, duplicate_window=120)
+
+    assert isinstance(before, Delivered)
+    assert isinstance(shortened, Deferred)
+    assert shortened.cooldown
+    assert "it remembers ids for 0:01:00, and the adapter declares 0:02:00" in shortened.reason
+    assert isinstance(fitting, Delivered)
+    assert len(messages) == 2
+
+
+def test_a_queue_that_deletes_ids_is_refused_unless_no_window_is_declared(cluster: Cluster) -> None:
+    async def work(stream: Stream) -> Any:
+        adapters = stream.adapter(), stream.adapter(window=None)
+        outcomes = [await sent(adapter) for adapter in adapters]
+        for adapter in adapters:
+            await adapter.aclose()
+        return outcomes
+
+    refused, without = with_stream(cluster, work, retention=RetentionPolicy.WORK_QUEUE)
+
+    assert isinstance(refused, Deferred)
+    assert "workqueue" in refused.reason
+    assert isinstance(without, Delivered)
+
+
+def test_a_full_stream_defers_and_takes_more_when_it_has_room(cluster: Cluster) -> None:
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter()
+        outcomes = [await sent(adapter), await sent(adapter, key="ck1_b")]
+        await stream.js.purge_stream(stream.name)
+        outcomes.append(await sent(adapter, key="ck1_b", attempt=2))
+        await adapter.aclose()
+        return outcomes
+
+    first, full, after = with_stream(cluster, work, max_msgs=1, discard=DiscardPolicy.NEW)
+
+    assert isinstance(first, Delivered)
+    assert isinstance(full, Deferred)
+    assert full.cooldown
+    assert isinstance(after, Delivered)
+    assert not after.replayed
+
+
+def test_refusals_by_size_subject_and_permission_leave_the_connection(cluster: Cluster) -> None:
+    """A message that is too large for the server would make it close the connection of all sends in flight."""
+
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter(servers=cluster.servers, connect={"user": "shop", "password": PASSWORD})
+        outcomes = await asyncio.gather(
+            sent(adapter, body=b"." * 262_140),
+            sent(adapter, body=b"." * 100_000, key="ck1_large"),
+            sent(adapter, key="ck1_b", options={"subject": "elsewhere.orders"}),
+            sent(adapter, key="ck1_c", options={"subject": f"{stream.name}.forbidden"}),
+            sent(adapter, key="ck1_d", options={"subject": "no spaces"}),
+            sent(adapter, key="ck1_e", options={"queue": "orders"}),
+        )
+        await adapter.aclose()
+        return outcomes
+
+    outcomes = with_stream(cluster, work)
+
+    assert [type(outcome) for outcome in outcomes] == [Rejected, Delivered, Deferred, Deferred, Rejected, Rejected]
+    assert "permissions" in outcomes[3].reason
+
+
+def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_connection, "sample", lambda servers, count: servers)
+
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter(timeout=timedelta(seconds=1))
+        first = await sent(adapter)
+        hanging = cluster.nodes[0]
+        hanging.freeze()
+        try:
+            async with asyncio.timeout(30):
+                outcomes = [first, await _in_time(adapter, "ck1_b")]
+                while not isinstance(outcomes[-1], Delivered):
+                    outcomes.append(await _in_time(adapter, "ck1_b"))
+        finally:
+            hanging.thaw()
+        await adapter.aclose()
+        return outcomes, await stream.messages(at_least=2)
+
+    outcomes, messages = with_stream(cluster, work)
+
+    assert isinstance(outcomes[1], Unknown)
+    assert len(messages) == 2
+
+
+def test_a_message_that_is_refused_blocks_its_ordering_group_only(
+    cluster: Cluster, postgresql: Database, ob: outbox.Outbox
+) -> None:
+    refused = put_one(postgresql, ob, "orders.placed", ordering_key="ada", options={"account": "acct_1"})
+    following = put_one(postgresql, ob, "orders.placed", parent="order:2", ordering_key="ada")
+    beside = put_one(postgresql, ob, "orders.placed", parent="order:3", ordering_key="bob")
+
+    with_stream(cluster, lambda stream: _drained(postgresql, ob, stream))
+
+    assert state(postgresql, refused) == "failed"
+    assert state(postgresql, following) == "pending"
+    assert state(postgresql, beside) == "delivered"
+
+
+async def _drained(database: Database, ob: outbox.Outbox, stream: Stream) -> None:
+    working = dispatcher(database.engine, ob, adapters={"orders": stream.adapter()})
+    await working.run_once()
+    await working.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"servers": "127.0.0.1:4222"}, "servers[0] must be a URL"),
+        ({"servers": []}, "must name one server at least"),
+        ({"stream": "orders.placed"}, "stream='orders.placed' must be the name of a stream"),
+        ({"subject": {}}, "subject={} must be a text"),
+        ({"subject": {"orders.placed": ""}}, "or a mapping from operations to texts"),
+        ({"window": FOREVER}, "window=FOREVER"),
+        ({"connect": {"allow_reconnect": True}}, "connect has ['allow_reconnect']"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        NatsAdapter(**{"servers": "nats://127.0.0.1:4222", "stream": "ORDERS"} | settings)
+
+    assert says in str(caught.value)
+
+
+def test_a_mapping_serves_its_own_operations_and_names_a_similar_one() -> None:
+    adapter = NatsAdapter("nats://127.0.0.1:4222", stream="ORDERS", subject={"orders.placed": "shop.orders"})
+
+    assert adapter.serves("orders.placed")
+    assert not adapter.serves("orders.plased")
+    assert adapter.nearest("orders.plased") == "orders.placed"

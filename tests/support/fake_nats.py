@@ -1,0 +1,129 @@
+"""A NATS server for the conformance suite: it speaks the protocol, and answers as a scenario demands."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+STREAM = "ORDERS"
+INFO = {
+    "server_id": "fake",
+    "version": "2.9.10",
+    "max_payload": 1_000_000,
+    "headers": True,
+    "proto": 1,
+    "jetstream": True,
+}
+CONFIG = {
+    "name": STREAM,
+    "subjects": ["orders.>"],
+    "retention": "limits",
+    "storage": "file",
+    "duplicate_window": 120_000_000_000,
+    "num_replicas": 1,
+}
+STATE = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "consumer_count": 0}
+STORED = {"stream": STREAM, "seq": 7}
+CLOSE, HANG, NO_LISTENER = "close", "hang", "no listener"
+NO_RESPONDERS = "no responders"
+
+
+class FakeNats:
+    """In a thread of its own.
+
+    A behaviour is a mapping: `publish` says how a message is answered (a PubAck, or one of the words above), `config` changes
+    the stream's configuration, `info` the server's greeting, `greeting` replaces it by one of the words.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.requests: list[bytes] = []
+        self._at: Mapping[str, Any] = {}
+        self._subscriptions: dict[str, str] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="nats", daemon=True)
+
+    def behave(self, behaviour: Mapping[str, Any]) -> None:
+        self._at = behaviour
+        if NO_LISTENER in behaviour:
+            self.stop()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._listening.result(timeout=60)
+
+    def stop(self) -> None:
+        loop, stopped = self._listening.result(timeout=60)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stopped.set)
+            self._thread.join(timeout=60)
+
+    async def _serve(self) -> None:
+        stopped = asyncio.Event()
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listening.set_result((asyncio.get_running_loop(), stopped))
+        await stopped.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            if self._at.get("greeting") != HANG:
+                writer.write(b"INFO %s\r\n" % json.dumps(INFO | self._at.get("info", {})).encode())
+            while line := await reader.readline():
+                await self._command(line, reader, writer)
+        writer.close()
+        self._writers.discard(writer)
+
+    async def _command(self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        verb, *words = line.decode().split()
+        if verb == "SUB":
+            self._subscriptions[words[0].removesuffix("*")] = words[-1]
+        elif verb == "PING":
+            writer.write(b"PONG\r\n")
+        elif verb == "CONNECT" and self._at.get("greeting") == CLOSE:
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            writer.close()
+        elif verb in ("PUB", "HPUB"):
+            data = await reader.readexactly(int(words[-1]) + 2)
+            subject, reply = words[:2]
+            if subject.startswith("$JS.API.STREAM.INFO"):
+                self._say(writer, reply, self._about())
+            else:
+                self.requests.append(f"{subject}\r\n".encode() + data)
+                await self._take(subject, reply, writer)
+
+    async def _take(self, subject: str, reply: str, writer: asyncio.StreamWriter) -> None:
+        answer = self._at.get("publish", STORED)
+        if answer == CLOSE:
+            writer.transport.abort()
+        elif answer == NO_RESPONDERS:
+            head = b"NATS/1.0 503\r\n\r\n"
+            writer.write(b"HMSG %s %d %d\r\n%s\r\n" % (self._to(reply), len(head), len(head), head))
+        elif answer == "forbidden":
+            writer.write(b"-ERR 'Permissions Violation for Publish to \"%s\"'\r\n" % subject.encode())
+        elif answer != HANG:
+            self._say(writer, reply, answer)
+
+    def _about(self) -> dict[str, Any]:
+        if "no stream" in self._at:
+            error = {"code": 404, "err_code": 10059, "description": "stream not found"}
+            return {"type": "io.nats.jetstream.api.v1.stream_info_response", "error": error}
+        config = CONFIG | self._at.get("config", {})
+        return {"config": config, "state": STATE, "created": "2026-11-23T12:00:00Z"}
+
+    def _say(self, writer: asyncio.StreamWriter, subject: str, answer: Any) -> None:
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        writer.write(b"MSG %s %d\r\n%s\r\n" % (self._to(subject), len(data), data))
+
+    def _to(self, subject: str) -> bytes:
+        """The subject and the number of the subscription that waits for it."""
+        number = next(number for prefix, number in self._subscriptions.items() if subject.startswith(prefix))
+        return f"{subject} {number}".encode()

@@ -1,0 +1,164 @@
+"""Real NATS servers with JetStream, on free ports and in a folder of their own: a cluster of three."""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.errors import Error
+from nats.js.errors import NotFoundError
+
+READY_SECONDS_MAX = 60
+PASSWORD = "open-sesame-5eb63bbb"
+PERMISSIONS = f"""
+authorization {{
+  users = [
+    {{user: "shop", password: "{PASSWORD}", permissions: {{publish: {{deny: ["*.forbidden"]}}}}}},
+    {{user: "admin", password: "{PASSWORD}"}}
+  ]
+}}
+"""
+
+
+def find_nats_server() -> str:
+    """The program; skips the test where there is none."""
+    found = shutil.which("nats-server") or shutil.which("/usr/sbin/nats-server")
+    if found is None:
+        pytest.skip("there is no nats-server on PATH nor in /usr/sbin: install your system's package")
+    return found
+
+
+class Node:
+    """One server of the cluster."""
+
+    def __init__(self, folder: Path, number: int, port: int, routes: Sequence[int]) -> None:
+        self.port = port
+        self.url = f"nats://admin:{PASSWORD}@127.0.0.1:{port}"
+        self._log = folder / f"n{number}.log"
+        settings = folder / f"n{number}.conf"
+        others = ", ".join(f"nats://127.0.0.1:{each}" for each in routes)
+        settings.write_text(
+            f'listen: "127.0.0.1:{port}"\nserver_name: n{number}\nmax_payload: 262144\n'
+            f'jetstream {{ store_dir: "{folder}/n{number}" }}\n'
+            f'cluster {{ name: test, listen: "127.0.0.1:{routes[number]}", routes: [{others}] }}\n{PERMISSIONS}'
+        )
+        self._command = [find_nats_server(), "-c", str(settings)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(how)
+            process.wait(READY_SECONDS_MAX)
+
+
+class Cluster:
+    """Three nodes. urls: as an administrator. servers: without credentials."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        ports = _free_ports(2 * size)
+        self.nodes = [Node(folder, number, ports[number], ports[size:]) for number in range(size)]
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
+
+    @property
+    def servers(self) -> list[str]:
+        return [f"nats://127.0.0.1:{node.port}" for node in self.nodes]
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        client = await nats.connect(self.urls, error_cb=_quiet, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def until_ready(self) -> None:
+        """Until a leader answers, and has all the nodes."""
+        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+            while True:
+                with suppress(Error):
+                    await client.jetstream(timeout=1).add_stream(
+                        name="ready", subjects=["ready"], num_replicas=len(self.nodes)
+                    )
+                    return
+                await asyncio.sleep(0.05)
+
+    async def until_whole(self, stream: str) -> None:
+        """Until every node has all messages of the stream: without two of three no message can be stored."""
+        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+            while True:
+                with suppress(Error):
+                    about = (await client.jetstream(timeout=1).stream_info(stream)).cluster
+                    if about is not None and about.leader and all(each.current for each in about.replicas or ()):
+                        return
+                await asyncio.sleep(0.05)
+
+    async def leader(self, stream: str) -> Node:
+        """The node that answers for the stream."""
+        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+            while True:
+                with suppress(Error, NotFoundError):
+                    about = await client.jetstream(timeout=1).stream_info(stream)
+                    if about.cluster is not None and about.cluster.leader:
+                        return self.nodes[int(about.cluster.leader.removeprefix("n"))]
+                await asyncio.sleep(0.05)
+
+
+async def _quiet(error: Exception) -> None:
+    """A refused connection would be logged as an error."""
+
+
+@contextmanager
+def running_cluster(folder: Path, size: int = 3) -> Iterator[Cluster]:
+    cluster = Cluster(folder, size)
+    for node in cluster.nodes:
+        node.start()
+    try:
+        asyncio.run(cluster.until_ready())
+        yield cluster
+    finally:
+        for node in cluster.nodes:
+            node.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextmanager(_bound)(count) as sockets:
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _bound(count: int) -> Iterator[list[socket.socket]]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
