@@ -15,14 +15,20 @@ from dispatchers.admin.audit import write_audit
 from dispatchers.admin.decision_effects import record_event, refused, text_of
 from dispatchers.admin.decisions import check_decision
 from dispatchers.admin.entries import no_entry
+from dispatchers.admin.safe_decisions import Offer
+from dispatchers.store.queries import unreadable
 from outbox.configuration import Configuration
 from outbox.entry_rows import NewEntry, insert_entries
+from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
-from outbox.sql.deployment import require_secrets
+from outbox.sql.deployment import require_current_secret
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 
 AGAIN = "again:"
 ASKED_ALREADY = "it was asked for again already"
+NO_SECRET = "the new key is derived from the app's secret, which this process does not have"
+OTHER_SECRET = "the new key is derived from the app's secret, and this process has another one"
+UNCOMPARED = "this process's role in the database may not compare its secret with the app's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +51,11 @@ def again(
     """
     check_decision(actor, reason)
     tables = configuration.tables
-    require_secrets(connection, tables, configuration.keyring)
+    require_current_secret(connection, tables, configuration.keyring)
     row = connection.execute(ended(tables).where(tables.entry.c.id == entry_id)).one_or_none()
     if row is None:
         raise no_entry(entry_id)
-    if (why := why_not_again(row, configuration.env)) is not None:
+    if (why := _why_not(row, configuration.env)) is not None:
         raise refused(row, why)
     text = text_of("again", row, reason)
     is_new = ask_again(connection, configuration, [row], actor, text).get(entry_id)
@@ -69,7 +75,31 @@ def ended(tables: Tables) -> Any:
     return select(entry.c.id, *(entry.c[name] for name in names), state).select_from(rows)
 
 
-def why_not_again(row: Row[Any], env: str) -> str | None:
+def offer_again(
+    connection: Connection, tables: Tables, configuration: Configuration | None, entry_id: UUID
+) -> Offer | None:
+    """Whether a failed or cancelled entry may be asked for again; None for any other. configuration: None without the secret."""
+    row = connection.execute(ended(tables).where(tables.entry.c.id == entry_id)).one_or_none()
+    if row is None or row.state not in ("failed", "cancelled"):
+        return None
+    (why,) = why_not_all(connection, tables, row.env if configuration is None else configuration.env, [row])
+    return Offer(decision="again", why_not=why or why_no_keys(connection, tables, configuration))
+
+
+def why_no_keys(connection: Connection, tables: Tables, configuration: Configuration | None) -> str | None:
+    """Why this process cannot derive the new entries' keys; None if it can."""
+    if configuration is None:
+        return NO_SECRET
+    if unreadable(connection, [tables.kid.c.secret_check]):
+        return UNCOMPARED
+    try:
+        require_current_secret(connection, tables, configuration.keyring)
+    except ConfigurationError:
+        return OTHER_SECRET
+    return None
+
+
+def _why_not(row: Row[Any], env: str) -> str | None:
     """None if a new entry may be made for it, or was. env: the deployment's own."""
     if row.state == "delivered":
         return "it was delivered, and asking for it again would repeat its effect"
@@ -82,12 +112,12 @@ def why_not_again(row: Row[Any], env: str) -> str | None:
     return None
 
 
-def why_not_all(connection: Connection, configuration: Configuration, rows: Sequence[Any]) -> list[str | None]:
-    """For each of the rows why no new entry may be made for it, or that there is one."""
+def why_not_all(connection: Connection, tables: Tables, env: str, rows: Sequence[Any]) -> list[str | None]:
+    """For each of the rows why no new entry may be made for it, or that there is one. env: the deployment's own."""
     ids = {row.id: again_id(row) for row in rows if row.state in ("failed", "cancelled")}
-    id = configuration.tables.entry.c.id
+    id = tables.entry.c.id
     there = set(connection.execute(select(id).where(id.in_(ids.values()))).scalars())
-    whys = [why_not_again(row, configuration.env) for row in rows]
+    whys = [_why_not(row, env) for row in rows]
     return [ASKED_ALREADY if why is None and ids[row.id] in there else why for row, why in zip(rows, whys, strict=True)]
 
 

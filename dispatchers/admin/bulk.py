@@ -43,7 +43,7 @@ from dispatchers.admin.entry_filter import (
 from dispatchers.store.database_identity import is_suspended
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError, InvalidValue
-from outbox.sql.deployment import require_secrets
+from outbox.sql.deployment import require_current_secret
 from outbox.sql.dialect import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, database_now, sqlstate
 from outbox.sql.schema import Tables
 
@@ -327,8 +327,8 @@ def _rule(
     connection: Connection, tables: Tables, decision: BulkDecision, now: datetime, seen_at: datetime | None
 ) -> Rule:
     if decision.configuration is not None and decision.action == "again":
-        require_secrets(connection, tables, decision.configuration.keyring)
-        return partial(asking.why_not_all, connection, decision.configuration)
+        require_current_secret(connection, tables, decision.configuration.keyring)
+        return partial(asking.why_not_all, connection, tables, decision.configuration.env)
     suspended = decision.action == "cancel" and is_suspended(connection, tables)
 
     def rule(rows: Sequence[Any]) -> list[str | None]:

@@ -31,6 +31,11 @@ def sentence(action: Action, verdict: Verdict | None, wanted: Filter, count: int
     return f"{said}: {VERDICTS[verdict]}" if verdict else said
 
 
+def asks_again(sentence: str) -> bool:
+    """Whether it is the sentence of `again`, which only a process with the app's secret carries out."""
+    return sentence.startswith(VERBS["again"].format(""))
+
+
 def conditions(wanted: Filter, *, be: str = "are") -> str:
     """The filter in words: `that are failed, for destination 'crm', enqueued before 2026-01-31T12:00:00Z`."""
     return ", ".join(_conditions(wanted, be))

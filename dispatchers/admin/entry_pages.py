@@ -200,20 +200,29 @@ def ordered(
     *,
     after: Place | None,
     limit: int,
-    ties_by_id: bool = True,
 ) -> Rows:
-    """The first `limit` rows in the list's order, each by an index: what ended newest first, what is only uncertain by when its
+    """The next `limit` rows in the list's order, each by an index: what ended newest first, what is only uncertain by when its
     doubt began, all else by its due time.
-
-    ties_by_id: a page can be continued only so. Without it a waiting list's rows of one instant come in any order: thousands may
-    have no due time, and to sort them all would be read.
     """
     since = None if wanted.since is None else instant_of(wanted.since, now)
     if wanted.is_ended:
         return _ended(tables, narrow, since, after, limit)
     if _are_uncertain(wanted):
         return _doubtful(tables, narrow, after, limit)
-    return _waiting(connection, tables, wanted, narrow, since, after, limit, ties_by_id)
+    return _waiting(connection, tables, wanted, narrow, since, after, limit)
+
+
+def beginning(connection: Connection, tables: Tables, wanted: Filter, limit: int) -> Rows:
+    """The first `limit` rows of the whole list of these states, in its order, which no page continues. Those that wait for one
+    instant come in any order: thousands may have no due time, and to sort them all would be read.
+    """
+    if wanted.is_ended:
+        return _ended(tables, everything, None, None, limit)
+    if _are_uncertain(wanted):
+        return _doubtful(tables, everything, None, limit)
+    queue = tables.queue
+    due = select(queue.c.due_at.label("at"), queue.c.id).order_by(queue.c.due_at).limit(limit)
+    return due if connection.dialect.name != "postgresql" else _of_each_destination(tables, due, limit)
 
 
 def _ended(tables: Tables, narrow: Narrow, since: datetime | None, after: Place | None, limit: int) -> Rows:
@@ -253,7 +262,6 @@ def _waiting(
     since: datetime | None,
     after: Place | None,
     limit: int,
-    ties_by_id: bool,
 ) -> Rows:
     queue = tables.queue
     at, id = queue.c.due_at, queue.c.id
@@ -266,7 +274,7 @@ def _waiting(
         found = found.where(at >= since)
     if after is not None:
         found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
-    found = found.order_by(at, *([id] if ties_by_id else [])).limit(limit)
+    found = found.order_by(at, id).limit(limit)
     by_parent = wanted.parent is not None and wanted.parent.key is not None
     if by_parent or _has_index(wanted) or wanted.destination is not None or connection.dialect.name != "postgresql":
         return found

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from dispatchers.admin.audit import write_audit
 from dispatchers.admin.bulk import BulkDecision, Preview, decide_batch, preview
+from dispatchers.admin.bulk_sentence import asks_again
 from dispatchers.admin.decisions import check_decision
 from dispatchers.admin.entry_filter import Filter
 from outbox.configuration import Configuration
@@ -32,7 +33,7 @@ VALID_FOR_MAX = timedelta(days=7)
 class Proposal:
     """A proposed decision. state: `open`, `expired`, `confirmed` or `withdrawn`. sentence: what it does, with the count.
 
-    decided_by: who confirmed it, or withdrew it.
+    decided_by: who confirmed it, or withdrew it. needs_secret: whether only a process with the app's secret can confirm it.
     """
 
     id: UUID
@@ -44,6 +45,7 @@ class Proposal:
     state: str
     decided_by: str | None
     decided_at: datetime | None
+    needs_secret: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ def confirm(
     """Carry the proposed decision out, in the caller's transaction. configuration: as of `BulkDecision`, for `again`.
 
     Raises `EntryNotFound` for an unknown proposal, and `DecisionRefused` for the operator who proposed it, after its time limit,
-    and if it was confirmed or withdrawn before.
+    and if it was confirmed or withdrawn before. Raises `ConfigurationError` if it needs the app's secret, and this is another or
+    none.
     """
     row = _open_row(connection, tables, id, actor)
     if actor.strip().casefold() == row.actor.strip().casefold():
@@ -175,4 +178,5 @@ _log = partial(write_audit, kind="entries")
 
 def _proposal(row: Row[Any], now: datetime) -> Proposal:
     is_expired = row.state == "open" and row.expires_at <= now
-    return Proposal(**{**row._mapping, "state": "expired" if is_expired else row.state})
+    state, needs_secret = "expired" if is_expired else row.state, asks_again(row.sentence)
+    return Proposal(**{**row._mapping, "state": state, "needs_secret": needs_secret})

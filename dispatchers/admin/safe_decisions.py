@@ -15,7 +15,7 @@ from dispatchers.stored_outcome import KEY_CONFLICT, read_outcome
 from dispatchers.time_limits import Memory, last_safe_send, same_key_is_safe
 
 Decision: TypeAlias = Literal[
-    "look_up", "same_key", "new_key", "happened", "did_not_happen", "retry", "cancel", "release"
+    "look_up", "same_key", "new_key", "happened", "did_not_happen", "retry", "cancel", "release", "again"
 ]
 
 NOT_SERVED = "no live dispatcher serves this operation, so it is unknown how long the service remembers the key"

@@ -5,6 +5,7 @@ bounded number of entries and requests, and the result says how far that went.
 """
 
 import binascii
+import json
 import re
 from base64 import urlsafe_b64decode
 from dataclasses import dataclass
@@ -12,14 +13,15 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, LargeBinary, Select, and_, func, literal, or_, select
+from sqlalchemy import CTE, ColumnElement, Connection, LargeBinary, Select, and_, func, literal, or_, select, true
 
 from dispatchers.admin import requests
 from dispatchers.admin.entries import EntrySummary, ids_beginning_with, read_entries_where
 from dispatchers.admin.entry_filter import ENDED_STATES, Filter
-from dispatchers.admin.entry_pages import everything, ordered, parts_of
+from dispatchers.admin.entry_pages import beginning, parts_of
 from dispatchers.admin.requests import OPEN_STATES, RequestSummary
 from dispatchers.store.queries import unreadable
+from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import database_now, read_by_index
@@ -82,7 +84,10 @@ def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = R
     Raises `InvalidValue` for a text that no key can be.
     """
     text = text.strip()
-    check_field("parent", text)
+    try:
+        check_field("parent", text)
+    except InvalidValue as error:
+        raise InvalidValue("text", text, f"no key can be this: {error}") from None
     answers = {"child keys": tables.entry.c.tag, "services' answers": tables.settlement.c.result}
     withheld = unreadable(connection, [*answers.values(), tables.queue.c.outcome])
     search = _Search(connection, tables, text, database_now(connection), rows_max, withheld)
@@ -149,33 +154,39 @@ class _Search:
         limit = max(
             self.rows_max // parts_of(self.connection, self.tables, wanted), 1
         )  # each part is read so far, and sorted
-        first = ordered(
-            self.connection, self.tables, wanted, self.at, everything, after=None, limit=limit, ties_by_id=False
-        )
-        rows = first.subquery("scanned")
+        rows = beginning(self.connection, self.tables, wanted, limit).cte("scanned")
         matches = [entry.c[field] == self.text for field in ("parent", "discriminator", "ordering_key")]
         if entry.c.tag not in self.withheld:
             matches += _tags(self.tables, self.text)
         answer = row.c.result if wanted.is_ended else row.c.outcome
         if answer not in self.withheld and len(self.text) >= PART_CHARS_MIN:
-            matches.append(answer.contains(self.text, autoescape=True))
+            parts = {self.text, json.dumps(self.text)[1:-1]}  # as it may be copied, and as JSON has it
+            matches += [answer.contains(part, autoescape=True) for part in sorted(parts)]
         joined = rows.join(entry, entry.c.id == rows.c.id).join(row, row.c.id == rows.c.id)
-        found = self._first(select(rows.c.id).select_from(joined).where(or_(*matches)))
-        return self._searched(name, rows, limit, is_descending=wanted.is_ended), found
+        found = select(rows.c.id).select_from(joined).where(or_(*matches))
+        return self._compared(name, rows, limit, found, is_descending=wanted.is_ended)
 
     def compared_requests(self, name: str, state: str | None) -> tuple[Searched, list[UUID]]:
         record = self.tables.record
-        rows = requests.scanned(self.tables, state, after=None, limit=self.rows_max).subquery("scanned")
+        rows = requests.scanned(self.tables, state, after=None, limit=self.rows_max).cte("scanned")
         same = select(rows.c.id).join(record, record.c.id == rows.c.id).where(record.c.parent == self.text)
-        return self._searched(name, rows, self.rows_max, is_descending=state is None), self._first(same)
+        return self._compared(name, rows, self.rows_max, same, is_descending=state is None)
 
     def _first(self, ids: Select[UUID]) -> list[UUID]:
         return list(self.connection.execute(ids.limit(FOUND_MAX + 1)).scalars())
 
-    def _searched(self, name: str, rows: Any, limit: int, *, is_descending: bool) -> Searched:
+    def _compared(
+        self, name: str, rows: CTE, limit: int, found: Select[UUID], *, is_descending: bool
+    ) -> tuple[Searched, list[UUID]]:
+        """What is found among the rows of a list, and how far they go: one statement, which reads them once."""
         last = func.min(rows.c.at) if is_descending else func.max(rows.c.at)
-        count, until = self.connection.execute(select(func.count(), last)).one()
-        return Searched(list=name, rows=count, is_whole=count < limit, until=until)
+        read = select(func.count().label("rows"), last.label("until")).select_from(rows).subquery("read")
+        some = found.limit(FOUND_MAX + 1).subquery("found")
+        both = select(read.c.rows, read.c.until, some.c.id).select_from(read.outerjoin(some, true()))
+        answer = self.connection.execute(both).all()
+        count, until, _ = answer[0]
+        searched = Searched(list=name, rows=count, is_whole=count < limit, until=until)
+        return searched, [row.id for row in answer if row.id is not None]
 
 
 def _tags(tables: Tables, text: str) -> list[ColumnElement[bool]]:

@@ -21,17 +21,24 @@ if TYPE_CHECKING:
     from dispatchers.admin.bulk import BulkDecision
     from dispatchers.admin.proposals import Proposal
     from outbox.configuration import Configuration
+    from outbox.instance import Outbox
 
 
-def configuration_of(env: str | None, target: options.Target) -> "Configuration | None":
+def outbox_of(env: str | None, target: options.Target) -> "Outbox | None":
     """The app's, from OUTBOX_SECRET and the env; None if one of them is missing."""
     from dispatchers.cli.keys import ring_of
-    from outbox.configuration import Configuration
+    from outbox.instance import Outbox
 
     secret = os.environ.get("OUTBOX_SECRET")
     if not secret or not env:
         return None
-    return Configuration(ring_of(secret), env=env, schema=target.schema, prefix=target.prefix)
+    return Outbox(ring_of(secret), env=env, schema=target.schema, prefix=target.prefix)
+
+
+def configuration_of(env: str | None, target: options.Target) -> "Configuration | None":
+    """As `outbox_of`, its settings."""
+    found = outbox_of(env, target)
+    return None if found is None else found.configuration
 
 
 def propose(id: str | None, given: Given, decision: "BulkDecision", target: options.Target) -> None:

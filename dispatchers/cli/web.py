@@ -9,6 +9,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import existing
+from dispatchers.cli.proposals import outbox_of
 from dispatchers.cli.references import load_function
 from dispatchers.cli.run import begin_log
 
@@ -53,6 +54,7 @@ PORT = 8460
     metavar="DECISION",
     help="A decision that another operator must confirm, e.g. cancel; repeatable.",
 )
+@options.env_option
 @options.database_option()
 @options.schema_option
 @options.prefix_option
@@ -65,6 +67,7 @@ def web(
     read_database: str | None,
     root_path: str,
     second_person: tuple["BulkName", ...],
+    env: str | None,
     database: str,
     schema: str | None,
     prefix: str,
@@ -72,6 +75,7 @@ def web(
     """Serve the dashboard: a page and a JSON API for operators.
 
     The dashboard runs until SIGTERM. Mount it in your own app instead, if your operators sign in there: see docs/dashboard.md.
+    With OUTBOX_SECRET and OUTBOX_ENV as the app has them, operators may also ask again for failed entries.
     """
     for package in ("starlette", "jinja2", "uvicorn"):
         if importlib.util.find_spec(package) is None:
@@ -89,7 +93,7 @@ def web(
 
     begin_log("info")
     authenticator = _authenticator(authenticate, users)
-    app = _app(authenticator, database, read_database, schema, prefix, second_person)
+    app = _app(authenticator, options.Target(database, schema, prefix), read_database, second_person, env)
     settings: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **settings)  # else by WEB_CONCURRENCY
 
@@ -107,23 +111,23 @@ def _authenticator(reference: str | None, users: str | None) -> "Authenticator |
 
 def _app(
     authenticator: "Authenticator | None",
-    database: str,
+    target: options.Target,
     read_database: str | None,
-    schema: str | None,
-    prefix: str,
     second_person: tuple["BulkName", ...],
+    env: str | None,
 ) -> "ASGIApp":
     from dispatchers.dashboard import Dashboard
     from dispatchers.dashboard.access import local_viewer
     from dispatchers.dashboard.protection import LocalHostsOnly
 
     dashboard = Dashboard(
-        existing(database),
+        existing(target.database),
         authenticate=authenticator or local_viewer,
         read_url=None if read_database is None else existing(read_database, "--read-database"),
-        schema=schema,
-        prefix=prefix,
+        schema=target.schema,
+        prefix=target.prefix,
         second_person=second_person,
+        outbox=outbox_of(env, target),
     )
     return dashboard if authenticator is not None else LocalHostsOnly(dashboard)
 

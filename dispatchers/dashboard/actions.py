@@ -7,10 +7,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
+from dispatchers.admin.again import why_no_keys
 from dispatchers.admin.entry_version import what_changed
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.views import Context
+from outbox.configuration import Configuration
 
 VERSION = "The entry's `version`, as its view returned it: the decision is refused if the entry has changed since."
 
@@ -65,7 +67,23 @@ def require_alone(deciding: Context, decision: str) -> None:
         )
 
 
-def require_version(deciding: Deciding, id: UUID, version: str | None) -> None:
+def require_version(deciding: Deciding, id: UUID, decision: str, version: str | None) -> None:
     """Refuse a decision about an entry that has changed since the operator read it. None: the client did not say what it read."""
-    if version is not None and (changed := what_changed(deciding.connection, deciding.tables, id, version)) is not None:
+    if version is None:
+        return
+    changed = what_changed(deciding.connection, deciding.tables, id, version, may_have_ended=decision == "again")
+    if changed is not None:
         raise Failure(409, "changed", f"{changed}; read it again before you decide", page=f"/entries/{id}")
+
+
+def require_keys(context: Context, connection: Connection) -> Configuration:
+    """The app's configuration, to derive keys. Refuse to ask again in a dashboard that has not the app's secret."""
+    why = why_no_keys(connection, context.tables, context.configuration)
+    if context.configuration is None or why is not None:
+        raise no_keys(why)
+    return context.configuration
+
+
+def no_keys(why: str | None) -> Failure:
+    """why: as of `why_no_keys`."""
+    return Failure(409, "secret", f"{why}; nothing was changed")

@@ -29,7 +29,9 @@ from dispatchers.dashboard.pages import ACTIONS, VIEWS
 from dispatchers.dashboard.parameters import parse
 from dispatchers.dashboard.views import Reading, View, without_keys
 from dispatchers.dashboard.waiting import on_thread
+from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
+from outbox.instance import Outbox
 
 API = "/api"
 SPECIFICATION = f"{API}/openapi.json"
@@ -45,6 +47,7 @@ class Dashboard:
     there is no default. read_url: where pages are read, by default `url`. schema, prefix: of the tables. statement_timeout: the
     limit of each statement. trusted_origins: origins such as `https://ops.example.com` whose forms are accepted, for a proxy that
     changes the Host header. second_person: decisions, such as `cancel` or `did_not_happen`, that another operator must confirm.
+    outbox: the app's, with its secret and env; with it operators may ask again, which derives keys. None by default.
     Raises `ConfigurationError` for a database or a setting that cannot work.
     """
 
@@ -59,6 +62,7 @@ class Dashboard:
         statement_timeout: timedelta = timedelta(seconds=5),
         trusted_origins: Collection[str] = (),
         second_person: Collection[BulkName] = (),
+        outbox: Outbox | None = None,
     ) -> None:
         if not callable(authenticate):
             raise ConfigurationError(
@@ -71,6 +75,7 @@ class Dashboard:
         self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
         self._authenticate = authenticate
         self._second_person = checked_second_person(second_person)
+        self._configuration = _checked(outbox, schema, prefix)
         self._trusted = frozenset(trusted_origins)
         self._templates = rendering.environment()
         self._app = Starlette(routes=self._routes(), exception_handlers={404: self._missing, 405: self._missing})
@@ -145,9 +150,6 @@ class Dashboard:
             "done": None,
             "second_person": self._second_person,
             "url": lambda path, **query: rendering.address(prefix, path, query),
-            "query_values": {
-                name: value for name, value in query_of(request).items() if name not in request.path_params
-            },
             "static": lambda path: rendering.address(prefix, f"/static/{path}", {"v": rendering.STAMP}),
             "here": request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else ""),
         }
@@ -161,10 +163,12 @@ class Dashboard:
     def _page(self, view: View) -> Answering:
         async def answer(request: Request, identity: Identity) -> Response:
             _require(identity, view)
-            query: Any = parse(view.query, query_of(request))
+            given = query_of(request)
+            query: Any = parse(view.query, given)
             result = await self._on_thread(RELOAD, self._read, view, identity, query)
             token = protection.token_of(request)
             values = {"view": view, "title": view.title, "query": query, "result": result, "csrf_token": token}
+            values["query_values"] = {name: each for name, each in given.items() if name not in request.path_params}
             done = next((action.done for action in ACTIONS if action.name == request.query_params.get("done")), None)
             text = await run_in_threadpool(self._rendered, request, identity, view.template, **values, done=done)
             response = HTMLResponse(text)
@@ -229,7 +233,12 @@ class Dashboard:
             return action.run(Deciding(connection=connection, **self._given(identity)), form)
 
     def _given(self, identity: Identity) -> dict[str, Any]:
-        return {"tables": self.databases.tables, "identity": identity, "second_person": self._second_person}
+        return {
+            "tables": self.databases.tables,
+            "identity": identity,
+            "second_person": self._second_person,
+            "configuration": self._configuration,
+        }
 
 
 class _Static(StaticFiles):
@@ -245,6 +254,20 @@ class _Static(StaticFiles):
         response = super().file_response(*args, **settings)
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
+
+
+def _checked(outbox: Outbox | None, schema: str | None, prefix: str) -> Configuration | None:
+    if outbox is None:
+        return None
+    if not isinstance(outbox, Outbox):
+        raise ConfigurationError(f"outbox= must be an outbox.Outbox, not {type(outbox).__name__}")
+    found = outbox.configuration
+    if (found.schema, found.prefix) != (schema, prefix):
+        raise ConfigurationError(
+            f"outbox= has schema {found.schema!r} and prefix {found.prefix!r}, and the dashboard {schema!r} and {prefix!r}:"
+            " give both the same"
+        )
+    return found
 
 
 def _require(identity: Identity, wanted: View | Action) -> None:

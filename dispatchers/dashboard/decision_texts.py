@@ -56,10 +56,15 @@ TEXTS: Mapping[Decision, DecisionText] = {
         "Cancel", "The entry was not sent, and will not be. Its callback runs.", ("cancel", ()), may_harm=True
     ),
     "release": DecisionText("Release", "The entry is no longer suspended.", ("release", ())),
+    "again": DecisionText(
+        "Ask again",
+        "A new entry has the same payload and a new key: for the service it is a new effect. This entry stays as it is.",
+        ("again", ()),
+    ),
 }
 
 
-BulkName: TypeAlias = Literal["retry", "cancel", "release", "happened", "did_not_happen", "send_again"]
+BulkName: TypeAlias = Literal["retry", "cancel", "release", "happened", "did_not_happen", "send_again", "again"]
 
 
 class BulkText(NamedTuple):
@@ -95,6 +100,11 @@ BULK: Mapping[BulkName, BulkText] = {
         "resolve",
         "send_again",
         may_harm=True,
+    ),
+    "again": BulkText(
+        TEXTS["again"].label,
+        "New entries have the same payloads and new keys: for the service they are new effects. These entries stay as they are.",
+        "again",
     ),
 }
 

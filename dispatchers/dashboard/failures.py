@@ -103,7 +103,9 @@ def _of_database(error: DBAPIError | TimeoutError) -> Failure:
     code = sqlstate(getattr(error, "orig", None))
     if code == QUERY_CANCELED:
         return Failure(
-            503, "too_slow", "the query took longer than the dashboard allows: narrow the filter, and try again"
+            503,
+            "too_slow",
+            "the query took longer than the dashboard allows: narrow the filter, or search fewer rows, and try again",
         )
     if code in CONFLICTS:
         return Failure(

@@ -19,11 +19,17 @@ def path_of(request: Request) -> dict[str, list[Any]]:
 
 def query_of(request: Request) -> dict[str, list[Any]]:
     """The parameters of the address and of the path; `done`, the action that led to the page, is not a view's."""
-    given: dict[str, list[Any]] = {}
-    for name, value in request.query_params.multi_items():
-        given.setdefault(name, []).append(value)
+    given: dict[str, list[Any]] = _parsed(request.scope["query_string"], "the address")
     given.pop("done", None)
     return given | path_of(request)
+
+
+def _parsed(text: bytes, what: str) -> dict[str, list[Any]]:
+    """Each name's values. Raises `Failure` for bytes that are not UTF-8: a replaced character would be recorded as given."""
+    try:
+        return dict(parse_qs(text.decode(), keep_blank_values=True, errors="strict"))
+    except ValueError:
+        raise Failure(400, "malformed", f"{what} is not valid UTF-8") from None
 
 
 async def _body(request: Request) -> bytes:
@@ -38,10 +44,7 @@ async def _body(request: Request) -> bytes:
 async def form_of(request: Request) -> dict[str, list[Any]]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Failure(415, "media_type", f"send the form as {FORM}")
-    try:
-        return dict(parse_qs((await _body(request)).decode(), keep_blank_values=True, strict_parsing=False))
-    except (UnicodeDecodeError, ValueError):
-        raise Failure(400, "malformed", "the form is not valid UTF-8") from None
+    return _parsed(await _body(request), "the form")
 
 
 async def json_of(request: Request) -> Mapping[str, Sequence[Any]]:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 
+from dispatchers.admin.again import ASKED_ALREADY
 from dispatchers.admin.plain_values import instant, span
 from dispatchers.dashboard.decision_texts import BULK, TEXTS
 
@@ -40,6 +41,7 @@ def environment() -> Environment:
         "options": command_options,
         "decision_texts": TEXTS,
         "bulk_texts": BULK,
+        "asked_already": ASKED_ALREADY,
     }
     return made
 

@@ -9,16 +9,21 @@ from sqlalchemy import Connection
 from dispatchers.admin.entries import EntrySummary
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.parameters import Nothing
+from outbox.configuration import Configuration
 from outbox.sql.schema import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What every view and action is given: who asks, and which decisions another operator must confirm."""
+    """What every view and action is given: who asks, and which decisions another operator must confirm.
+
+    configuration: the app's, if this dashboard has its secret.
+    """
 
     tables: Tables
     identity: Identity
     second_person: Collection[str] = ()
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

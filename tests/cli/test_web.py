@@ -1,14 +1,16 @@
 """`outbox web`: its options, and what the environment may not change."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from support.cli_runner import command, refused
+from support.cli_runner import SECRET_TEXT, command, refused
 from support.dashboard import Browser, dashboard, signed_in
 from support.database import Database
 
+from dispatchers.admin.again import NO_SECRET
 from dispatchers.dashboard.password_file import PasswordFile, user_line
 from dispatchers.dashboard.protection import LocalHostsOnly
 from outbox.errors import ConfigurationError
@@ -33,6 +35,23 @@ def test_the_variables_of_the_server_change_nothing(sqlite: Database, started: l
 
     assert result.exit_code == 0
     assert [(each.workers, each.host) for each in started] == [(1, "127.0.0.1")]
+
+
+def test_it_asks_again_with_the_secret_of_the_environment(
+    sqlite: Database, tmp_path: Path, started: list[uvicorn.Config]
+) -> None:
+    users = tmp_path / "users"
+    users.write_text(user_line("ada", ["operator"], "correct horse"))
+    ada = "Basic " + base64.b64encode(b"ada:correct horse").decode()
+
+    for variables in ({"OUTBOX_ENV": "test"}, {"OUTBOX_ENV": "test", "OUTBOX_SECRET": SECRET_TEXT}):
+        assert command("web", "--users", str(users), database=sqlite, **variables).exit_code == 0
+    pages = [Browser(each.app, Authorization=ada).api("/bulk?state=failed").json() for each in started]
+    malformed = refused("web", database=sqlite, OUTBOX_ENV="test", OUTBOX_SECRET="k1")
+
+    assert [page["why_not_again"] for page in pages] == [NO_SECRET, None]
+    assert malformed[0] == 1
+    assert "OUTBOX_SECRET is malformed" in malformed[1]
 
 
 @pytest.mark.parametrize("path", ["outbox", "/outbox/", "//evil", "/a b", "/", "/a?b"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import document, put_ended, put_suspended, put_uncertain
+from support.cli_runner import document, put_suspended, put_uncertain
 from support.dashboard import Browser, dashboard, signed_in
 from support.database import TABLES, Database
 from support.entries import change, put, put_one, queue_row
@@ -156,15 +156,6 @@ def test_more_entries_than_the_limit_are_left_to_the_command(
     assert "/bulk/decide" not in page
 
 
-def test_ended_entries_are_left_to_the_command_that_asks_again(database: Database, ob: outbox.Outbox) -> None:
-    put_ended(database, ob)
-
-    with dashboard(database) as app:
-        page = Browser(app).text("/bulk?state=failed&destination=mail")
-
-    assert "outbox again --state=failed --destination=mail" in page
-
-
 @pytest.mark.parametrize(
     ("change", "status", "named"),
     [
@@ -172,7 +163,7 @@ def test_ended_entries_are_left_to_the_command_that_asks_again(database: Databas
         ({"entries": "nonsense"}, 422, "entries"),
         ({"state": ["failed"]}, 422, "state"),
         ({"skipped": [1]}, 422, "skipped"),
-        ({"decision": "again"}, 422, "decision"),
+        ({"decision": "ask"}, 422, "decision"),
     ],
 )
 def test_a_wrong_form_is_refused_before_anything_changes(

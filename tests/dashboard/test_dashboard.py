@@ -124,7 +124,11 @@ def test_the_api_decides_as_the_form_does(database: Database, ob: outbox.Outbox)
         answer = browser.api(path, {"decision": "cancel", "reason": "wrong order"}, Authorization="Bearer t")
         again = browser.api(path, {"decision": "happened", "reason": "x"}, Authorization="Bearer t")
 
-    assert answer.json() == {"id": str(id), "decision": "cancel", "actor": "ada"}
+    assert {name: value for name, value in answer.json().items() if value is not None} == {
+        "id": str(id),
+        "decision": "cancel",
+        "actor": "ada",
+    }
     assert again.status_code == 409
     assert again.json()["code"] == "wrong_state"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from support.database import TABLES, Database
 from support.entries import change, put_one, queue_row
 
 import outbox
+from dispatchers.admin.again import UNCOMPARED
 from dispatchers.dashboard import Dashboard
 from dispatchers.dashboard.pages import VIEWS
 from dispatchers.stored_outcome import read_outcome
@@ -99,6 +101,26 @@ def test_two_operators_decide_with_the_rights_of_that_role(
 
     assert (made["actor"], done["done"]) == ("ada", 1)
     assert (decided["done"], decided["left"]) == (0, 0)
+
+
+def test_an_operator_asks_again_with_the_rights_of_that_role(
+    urls: dict[str, sa.URL], postgresql: Database, ob: outbox.Outbox
+) -> None:
+    one, *rest = (str(put_ended(postgresql, ob, good=False)) for _ in range(3))
+    settings: dict[str, Any] = {"authenticate": signed_in("operator"), "outbox": ob}
+    deciding, reading = Dashboard(urls["operator"], **settings), Dashboard(urls["dashboard"], **settings)
+    browser, bearer = Browser(deciding), {"Authorization": "Bearer t"}
+
+    asked = browser.api(f"/entries/{one}/decide", {"decision": "again", "reason": "it exists now"}, **bearer).json()
+    (offer,) = Browser(reading).api(f"/entries/{rest[0]}").json()["offers"]
+    counted = browser.api("/bulk?decision=again&state=failed").json()
+    body = {**counted["parameters"], "entries": counted["entries"], "reason": "it exists now"}
+    done = browser.api("/bulk/decide", body, **bearer).json()
+    for app in (deciding, reading):
+        app.databases.close()
+
+    assert (asked["is_new"], done["done"], len(postgresql.entries)) == (True, 2, 6)
+    assert offer == {"decision": "again", "why_not": UNCOMPARED}
 
 
 def test_a_dashboard_that_may_only_read_explains_a_refused_decision(

@@ -9,6 +9,7 @@ from support.entries import change
 import outbox
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "outcome", ["{not json", "[1]", '{"known": {"state": "teleported"}}', '{"reason": {"code": 1}}']
 )

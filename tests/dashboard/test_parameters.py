@@ -32,6 +32,26 @@ def test_a_filter_that_no_database_can_store_is_refused(database: Database, path
     assert (released.status_code, released.json()["field"]) == (422, "key")
 
 
+@pytest.mark.parametrize("path", ["/entries?operation=%ff%fe", "/api/entries?operation=%ed%a0%80"])
+def test_an_address_that_is_not_utf8_is_refused(sqlite: Database, path: str) -> None:
+    with dashboard(sqlite) as app:
+        answer = Browser(app).client.get(path)
+
+    assert (answer.status_code, "the address is not valid UTF-8" in answer.text) == (400, True)
+
+
+def test_a_form_that_is_not_utf8_records_nothing(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob)
+
+    with dashboard(database) as app:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        content = b"decision=happened&reason=%ff%fe"
+        answer = Browser(app).client.post(f"/entries/{id}/decide", content=content, headers=form)
+
+    assert (answer.status_code, "the form is not valid UTF-8" in answer.text) == (400, True)
+    assert read_outcome(queue_row(database, id).outcome).known is None
+
+
 @pytest.mark.parametrize("after", ["2026-01-01T00:00Z,9223372036854775808", "0001-01-01T00:00+14:00,1", "now,1"])
 def test_a_position_that_no_row_has_is_refused(database: Database, after: str) -> None:
     with dashboard(database) as app:

@@ -3,9 +3,10 @@
 The database is that of the demo's shop, after `demo --stay` has served its first customers. Each module has a copy of it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -15,10 +16,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
 from support.asgi_server import serving_asgi
-from support.browser import NEEDED, browsing, find_chromium, running_chromium
+from support.browser import NEEDED, WIDE, browsing, find_chromium, running_chromium, watching
 from support.open_demo import open_demo
 from support.pictures import addresses
 
+import outbox
 from dispatchers.dashboard import Dashboard, Identity
 
 Browse = Callable[..., AbstractContextManager[Page]]
@@ -46,19 +48,26 @@ def new_database(server_url: sa.URL, template: str = "template1") -> Iterator[sa
             connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+class Seeded(NamedTuple):
+    """The name of a database in which the shop of the demo has been open, and the shop's secret."""
+
+    name: str
+    secret: str
+
+
 @pytest.fixture(scope="package")
-def seeded(server_url: sa.URL, tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[str]:
-    """The name of a database in which the shop of the demo has been open."""
+def seeded(server_url: sa.URL, tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Seeded]:
     with new_database(server_url) as url:
-        with open_demo(tmp_path_factory.mktemp("demo"), "--database", url.render_as_string(hide_password=False)):
-            pass
-        yield str(url.database)
+        shown = url.render_as_string(hide_password=False)
+        with open_demo(tmp_path_factory.mktemp("demo"), "--database", shown) as printed:
+            (secret,) = re.findall(r"export OUTBOX_SECRET=(\S+)", printed)
+        yield Seeded(str(url.database), secret)
 
 
 @pytest.fixture(scope="module")
-def outbox_url(server_url: sa.URL, seeded: str) -> Iterator[sa.URL]:
+def outbox_url(server_url: sa.URL, seeded: Seeded) -> Iterator[sa.URL]:
     """This module's copy of the seeded database."""
-    with new_database(server_url, seeded) as url:
+    with new_database(server_url, seeded.name) as url:
         yield url
 
 
@@ -70,9 +79,10 @@ def engine(outbox_url: sa.URL) -> Iterator[sa.Engine]:
 
 
 @pytest.fixture(scope="module")
-def home(outbox_url: sa.URL) -> Iterator[str]:
-    """The address of this module's dashboard, under a prefix as a host app mounts it."""
-    dashboard = Dashboard(outbox_url, authenticate=by_header)
+def home(outbox_url: sa.URL, seeded: Seeded) -> Iterator[str]:
+    """The address of this module's dashboard, under a prefix as a host app mounts it. It has the shop's secret."""
+    shop = outbox.Outbox(outbox.Keyring.from_text(seeded.secret), env="demo")
+    dashboard = Dashboard(outbox_url, authenticate=by_header, outbox=shop)
     with serving_asgi(Starlette(routes=[Mount("/ops/outbox", dashboard)])) as address:
         yield f"{address}/ops/outbox"
     dashboard.databases.close()
@@ -93,6 +103,22 @@ def browse(chromium: Browser, home: str) -> Browse:
         return browsing(chromium, home, extra_http_headers=headers, **settings)
 
     return opened
+
+
+@pytest.fixture(scope="module")
+def kept_page(chromium: Browser, home: str) -> Iterator[Page]:
+    headers = {"X-Name": "ada", "X-Roles": "operator payload_reader"}
+    with browsing(chromium, home, extra_http_headers=headers) as page:
+        yield page
+
+
+@pytest.fixture
+def page(kept_page: Page, home: str) -> Iterator[Page]:
+    """A page of `ada`, operator and payload reader. A module has one: a new page costs more than most tests do with it."""
+    kept_page.set_viewport_size(WIDE)
+    kept_page.emulate_media(color_scheme="light")
+    with watching(kept_page, home):
+        yield kept_page
 
 
 @pytest.fixture(scope="module")

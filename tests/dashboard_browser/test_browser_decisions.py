@@ -42,10 +42,14 @@ def report_of(page: Page) -> str:
 
 
 @pytest.mark.parametrize(
-    ("operation", "decision"),
-    [("email.send", "new_key"), ("email.send", "happened"), ("courier.labels.buy", "same_key")],
+    ("operation", "decision", "with_scripts"),
+    [
+        ("email.send", "new_key", True),
+        ("email.send", "happened", True),
+        ("email.send", "happened", False),
+        ("courier.labels.buy", "same_key", False),
+    ],
 )
-@pytest.mark.parametrize("with_scripts", [True, False])
 def test_an_uncertain_entry_is_decided_on_the_first_page(
     browse: Browse, home: str, engine: sa.Engine, operation: str, decision: str, with_scripts: bool
 ) -> None:
@@ -68,23 +72,22 @@ def test_an_uncertain_entry_is_decided_on_the_first_page(
     assert address.endswith(f"/entries/{row.target}")
 
 
-def test_a_decision_is_taken_with_the_keyboard_alone(browse: Browse, home: str, engine: sa.Engine) -> None:
-    with browse("operator") as page:
-        page.goto(f"{home}/?operation=email.send")
-        page.keyboard.press("Tab")
-        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-        page.keyboard.press("Enter")
-        expect(page.locator("#main")).to_be_focused()
-        tab_to(page, ".deciding > summary")
-        page.keyboard.press("Enter")
-        tab_to(page, "input[type=radio]")
-        page.keyboard.press("ArrowUp")  # from the first choice to the last
-        tab_to(page, "input[name=reason]")
-        page.keyboard.type(REASON)
-        tab_to(page, "button.primary")
-        page.keyboard.press("Enter")
+def test_a_decision_is_taken_with_the_keyboard_alone(page: Page, home: str, engine: sa.Engine) -> None:
+    page.goto(f"{home}/?operation=email.send")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    tab_to(page, ".deciding > summary")
+    page.keyboard.press("Enter")
+    tab_to(page, "input[type=radio]")
+    page.keyboard.press("ArrowUp")  # from the first choice to the last
+    tab_to(page, "input[name=reason]")
+    page.keyboard.type(REASON)
+    tab_to(page, "button.primary")
+    page.keyboard.press("Enter")
 
-        expect(page.locator(".note.done")).to_be_visible()
+    expect(page.locator(".note.done")).to_be_visible()
 
     row = recorded(engine)
     assert (row.actor, row.action, row.reason) == ("ada", "resolve", f"did_not_happen: {REASON}")
@@ -111,62 +114,85 @@ def tab_to(page: Page, selector: str) -> None:
     ],
 )
 def test_a_waiting_entry_is_decided_on_its_own_page(
-    browse: Browse, home: str, engine: sa.Engine, operation: str, state: str, decision: str
+    page: Page, home: str, engine: sa.Engine, operation: str, state: str, decision: str
 ) -> None:
     id = entry_of(engine, operation, state)
-    with browse("operator") as page:
-        page.goto(f"{home}/entries/{id}")
-        page.locator(f"input[value={decision}]").check()
-        page.get_by_label("Reason").first.fill(REASON)
-        page.get_by_role("button", name="Decide").click()
+    page.goto(f"{home}/entries/{id}")
+    page.locator(f"input[value={decision}]").check()
+    page.get_by_label("Reason").first.fill(REASON)
+    page.get_by_role("button", name="Decide").click()
 
-        assert report_of(page).startswith("The decision is recorded")
+    assert report_of(page).startswith("The decision is recorded")
 
     row = recorded(engine)
     assert (row.actor, row.action, row.target, row.reason) == ("ada", decision, str(id), REASON)
 
 
-def test_a_destination_is_resumed_and_paused_again(browse: Browse, home: str, engine: sa.Engine) -> None:
-    with browse("operator") as page:
-        page.goto(f"{home}/destinations")
-        row = page.get_by_role("row").filter(has_text="crm")
-        expect(row.get_by_text("paused")).to_be_visible()
-        row.get_by_label("Reason to resume crm").fill(REASON)
-        row.get_by_role("button", name="Resume crm").click()
+def test_what_a_card_service_declined_is_asked_for_again(page: Page, home: str, engine: sa.Engine) -> None:
+    page.goto(f"{home}/entries?state=failed&operation=stripe")
+    page.locator("tbody th a").first.click()
+    page.locator("input[value=again]").check()
+    page.get_by_label("Reason").first.fill(REASON)
+    page.get_by_role("button", name="Decide").click()
 
-        assert report_of(page) == "The destination is resumed."
-        assert recorded(engine).action == "resume"
-        expect(row.get_by_text("paused")).to_have_count(0)
+    assert report_of(page).startswith("The decision is recorded")
+    expect(page.get_by_text("Ask again: it was asked for again already")).to_be_visible()
 
-        row.get_by_label("Reason to pause crm").fill(REASON)
-        row.get_by_label("Reason to pause crm").press("Enter")
+    page.goto(f"{home}/entries?state=failed&operation=stripe")
+    page.get_by_role("link", name="Decide for all that match").click()
+    page.get_by_role("link", name="Ask again").click()
+    sentence = page.locator(".sentence").inner_text()
+    page.get_by_label("Reason").fill(REASON)
+    page.get_by_role("button", name="Ask again").click()
 
-        expect(row).to_contain_text(f"by ada: {REASON}")
-        assert recorded(engine).action == "pause"
+    expect(page.get_by_text("0 left alone")).to_be_visible()
+    assert page.locator(".sentence").inner_text() == sentence
+
+    row, entry = recorded(engine), TABLES.entry
+    assert (row.actor, row.action, row.kind, row.reason) == ("ada", "again", "entries", REASON)
+    with engine.connect() as connection:
+        asked = sa.select(sa.func.count()).where(entry.c.discriminator.startswith("again:"))
+        assert connection.execute(asked).scalar_one() == row.count + 1
 
 
-def test_a_blocked_group_is_released_from_its_page(browse: Browse, home: str, engine: sa.Engine) -> None:
-    with browse("operator") as page:
-        page.goto(f"{home}/groups")
-        link = page.locator("tbody th a").first
-        key = link.inner_text()
-        link.click()
-        page.get_by_label("Reason").fill(REASON)
-        page.get_by_role("button", name="Release the group").click()
+def test_a_destination_is_resumed_and_paused_again(page: Page, home: str, engine: sa.Engine) -> None:
+    page.goto(f"{home}/destinations")
+    row = page.get_by_role("row").filter(has_text="crm")
+    expect(row.get_by_text("paused")).to_be_visible()
+    row.get_by_label("Reason to resume crm").fill(REASON)
+    row.get_by_role("button", name="Resume crm").click()
 
-        assert report_of(page).startswith("The ordering group is released")
+    assert report_of(page) == "The destination is resumed."
+    assert recorded(engine).action == "resume"
+    expect(row.get_by_text("paused")).to_have_count(0)
+
+    row.get_by_label("Reason to pause crm").fill(REASON)
+    row.get_by_label("Reason to pause crm").press("Enter")
+
+    expect(row).to_contain_text(f"by ada: {REASON}")
+    assert recorded(engine).action == "pause"
+
+
+def test_a_blocked_group_is_released_from_its_page(page: Page, home: str, engine: sa.Engine) -> None:
+    page.goto(f"{home}/groups")
+    link = page.locator("tbody th a").first
+    key = link.inner_text()
+    link.click()
+    page.get_by_label("Reason").fill(REASON)
+    page.get_by_role("button", name="Release the group").click()
+
+    assert report_of(page).startswith("The ordering group is released")
 
     row = recorded(engine)
     assert (row.actor, row.kind, row.target) == ("ada", "ordering_group", key)
 
 
-def test_an_operator_without_a_reason_decides_nothing(browse: Browse, home: str, engine: sa.Engine) -> None:
+def test_an_operator_without_a_reason_decides_nothing(page: Page, home: str, engine: sa.Engine) -> None:
     before = recorded(engine)
-    with browse("operator") as page:
-        page.goto(f"{home}/destinations")
-        page.get_by_role("button", name="Resume crm").click()
+    page.goto(f"{home}/destinations")
+    page.get_by_role("button", name="Resume crm").click()
 
-        assert page.get_by_label("Reason to resume crm").evaluate("input => input.validity.valueMissing")
-        assert page.url == f"{home}/destinations"
+    assert page.get_by_label("Reason to resume crm").evaluate("input => input.validity.valueMissing")
+    assert page.url == f"{home}/destinations"
 
     assert recorded(engine) == before

@@ -7,9 +7,11 @@ import pytest
 from support.accepted import Checkout
 from support.cli_runner import put_ended, put_uncertain
 from support.database import TABLES, Database
-from support.entries import change, put, put_one
+from support.entries import change, put, put_one, run_once
 
 import outbox
+from dispatchers import Delivered
+from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.search import FOUND_MAX, Found, find
 from outbox.errors import InvalidValue
 from outbox.keys import Tag, encode_hex, encode_native
@@ -71,6 +73,17 @@ def test_a_part_of_a_services_answer_is_found(database: Database, ob: outbox.Out
     assert ids(search(database, "ch_")) == []  # too short: it would be in every answer
 
 
+def test_an_answer_is_searched_letter_for_letter(database: Database, ob: outbox.Outbox) -> None:
+    made = []
+    for name in ('Müller a "b" c\\d 100% e_f_', "Muller a b cd 1000 exfx"):
+        made.append(put_one(database, ob))
+        run_once(database, ob, adapters={"crm": MemoryAdapter([Delivered({"name": name})])})
+
+    found = [ids(search(database, text)) for text in ("Müller", 'a "b"', "c\\d 1", "100%", "e_f_")]
+
+    assert found == [made[:1]] * 5
+
+
 def test_an_ordering_key_is_found(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=2)
     group = put(database, ob, "crm.x", count=2, ordering_key="customer:7")
@@ -115,5 +128,5 @@ def test_what_many_entries_share_is_cut_off(database: Database, ob: outbox.Outbo
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\0b"])
 def test_what_no_key_can_be_is_refused(database: Database, text: str) -> None:
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue, match=r"text '.*no key can be this"):
         search(database, text)

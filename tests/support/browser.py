@@ -1,7 +1,7 @@
 """A real Chromium, the system's own, driven by Playwright: for the tests of the dashboard and the pictures of the documents."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 AXE = Path(__file__).parents[1] / "dashboard_browser" / "vendor" / "axe-core-4.14.1.min.js"
+CONTRAST = "color-contrast"  # the name of axe's rule
 NEEDED = "Chromium is not installed (on Debian: apt-get install chromium)"
 OPTIONS = ("--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none")
 TIMEOUT_MS = 30_000  # a busy machine may take long; a test that passes never waits for it
@@ -44,18 +45,31 @@ class Complaints:
     console: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
-    def watch(self, page: Page) -> None:
-        page.on("console", self._read)
-        page.on("pageerror", lambda error: self.console.append(str(error)))
-        page.on("request", self._check)
-
-    def _read(self, message: ConsoleMessage) -> None:
+    def read(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not (self.expected and self.expected in message.text):
             self.console.append(f"{message.type}: {message.text}")
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         if not request.url.startswith((f"{self.home}/", "data:")):
             self.foreign.append(request.url)
+
+
+@contextmanager
+def watching(page: Page, home: str, expected: str = "") -> Iterator[None]:
+    """Raises `AssertionError` at the end of the block for complaints about the page, one of the dashboard at `home`."""
+    complaints = Complaints(home, expected)
+    listeners: dict[Any, Callable[[Any], None]] = {
+        "console": complaints.read,
+        "pageerror": lambda error: complaints.console.append(str(error)),
+        "request": complaints.check,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    found = [*complaints.console, *complaints.foreign]
+    assert not found, "\n".join(found)
 
 
 @contextmanager
@@ -64,7 +78,6 @@ def browsing(browser: Browser, home: str, *, expected: str = "", **settings: Any
 
     settings: those of `Browser.new_context`.
     """
-    complaints = Complaints(home, expected)
     context = browser.new_context(
         locale="en-GB",
         timezone_id="Europe/Berlin",
@@ -73,18 +86,19 @@ def browsing(browser: Browser, home: str, *, expected: str = "", **settings: Any
     context.set_default_timeout(TIMEOUT_MS)
     try:
         page = context.new_page()
-        complaints.watch(page)
-        yield page
+        with watching(page, home, expected):
+            yield page
     finally:
         context.close()
-    found = [*complaints.console, *complaints.foreign]
-    assert not found, "\n".join(found)
 
 
-def violations(page: Page) -> list[str]:
-    """What axe finds wrong with the page, one line for each element; sorted."""
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+def violations(page: Page, *rules: str) -> list[str]:
+    """What axe finds wrong with the page, one line for each element; sorted. rules: all if there are none."""
+    # Once for each document. Its value is the whole of axe, which Playwright would otherwise bring here.
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(f"{AXE.read_text()}; null")
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found = page.evaluate("options => axe.run(document, options)", options)["violations"]
     return sorted(f"{each['id']}: {node['html']}: {node['failureSummary']}" for each in found for node in each["nodes"])
 
 

@@ -11,22 +11,30 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from dispatchers.admin import proposals
+from dispatchers.admin.again import why_no_keys
 from dispatchers.admin.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
 from dispatchers.admin.bulk_sentence import command_line, sentence
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, instant_of, select_ids
+from dispatchers.admin.entry_filter import (
+    ENDED_STATES,
+    WAITING_STATES,
+    Filter,
+    check_filter,
+    instant_of,
+    select_ids,
+)
 from dispatchers.admin.plain_values import ids_text, instant
 from dispatchers.admin.proposals import Proposal
 from dispatchers.dashboard.access import Role
-from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone
+from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone, require_keys
 from dispatchers.dashboard.decision_texts import BULK, BulkName
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.pages.entries import EntriesWanted
 from dispatchers.dashboard.pages.proposals import PROPOSED
 from dispatchers.dashboard.parameters import parameter
-from dispatchers.dashboard.views import Reading, View
+from dispatchers.dashboard.views import Context, Reading, View
 from outbox.sql.dialect import database_now
 
 MATCHING_MAX = 10_000
@@ -46,15 +54,16 @@ class BulkQuery(EntriesWanted):
 class BulkPage:
     """What the decision would change now.
 
-    states: of each decision, those that it is about unless the filter names others. sentence: None without a decision, and if
-    more than 10,000 entries meet the filter. count: of the entries that would change. left_alone: of the others that meet the
-    filter, how many for which reason. parameters, entries: what the action needs, beside a reason. second_person: whether
-    another operator must confirm it. command: which does the same.
+    states: of each decision that the filter allows, those that it is about unless the filter names others.
+    why_not_again: why this dashboard cannot ask again. sentence: None without a decision, and if more than 10,000 entries meet
+    the filter. count: of the entries that would change. left_alone: of the others that meet the filter, how many for which
+    reason. parameters, entries: what the action needs, beside a reason. second_person: whether another operator must confirm it.
+    command: which does the same, or asks again where this dashboard cannot.
     """
 
     at: datetime
     states: Mapping[str, list[str]]
-    is_ended: bool
+    why_not_again: str | None = None
     is_too_many: bool = False
     sentence: str | None = None
     count: int = 0
@@ -70,28 +79,49 @@ class _About(NamedTuple):
     decision: BulkDecision
 
 
-def _about(query: "BulkQuery | CountedForm", name: BulkName, actor: str, reason: str) -> _About:
-    text = BULK[name]
+def _about(
+    context: Context, connection: Connection, query: "BulkQuery | CountedForm", name: BulkName, reason: str
+) -> _About:
+    text, asks = BULK[name], name == "again"
     wanted = query.filter(STATES[text.action])
-    if set(wanted.states) & set(ENDED_STATES):
-        rule = "this decision is about unfinished entries: leave the finished states out"
+    if set(wanted.states) & set(WAITING_STATES if asks else ENDED_STATES):
+        kind, other = ("finished", "unfinished") if asks else ("unfinished", "finished")
+        rule = f"this decision is about {kind} entries: leave the {other} states out"
         raise Failure(422, "mixed_states", rule, "state")
     if text.action == "release":
         wanted = replace(wanted, suspended=True)
-    return _About(wanted, BulkDecision(action=text.action, verdict=text.verdict, actor=actor, reason=reason))
+    decision = BulkDecision(
+        action=text.action,
+        verdict=text.verdict,
+        actor=context.identity.name,
+        reason=reason,
+        configuration=require_keys(context, connection) if asks else None,
+    )
+    return _About(wanted, decision)
+
+
+def _choices(query: BulkQuery) -> dict[str, list[str]]:
+    """The decisions that fit the filter's states, each with those that it has by default."""
+    named: dict[str, list[str]] = {name: list(STATES[text.action]) for name, text in BULK.items()}
+    if query.suspended:
+        named.pop("again")
+    if not query.state:
+        return named
+    is_ended = query.filter(()).is_ended
+    return {name: states for name, states in named.items() if (name == "again") == is_ended}
 
 
 def read(reading: Reading, query: BulkQuery) -> BulkPage:
     """The sentence and the count of a decision in bulk, or the decisions."""
     connection, tables = reading.connection, reading.tables
-    states: dict[str, list[str]] = {name: list(STATES[text.action]) for name, text in BULK.items()}
-    is_ended = query.filter(STATES["retry"]).is_ended
-    empty = BulkPage(at=database_now(connection), states=states, is_ended=is_ended)
-    if is_ended:
-        return replace(empty, command=command_line("again", None, query.filter(())))
+    empty = BulkPage(at=database_now(connection), states=_choices(query))
+    if "again" in empty.states:
+        empty = replace(empty, why_not_again=why_no_keys(connection, tables, reading.configuration))
+    if query.decision in (None, "again") and empty.why_not_again is not None:
+        return replace(empty, command=command_line("again", None, query.filter(STATES["again"])))
     if query.decision is None:
         return empty
-    wanted, decision = _about(query, query.decision, reading.identity.name, "not asked yet")
+    wanted, decision = _about(reading, connection, query, query.decision, "not asked yet")
     check_filter(connection, tables, wanted)
     some = select_ids(tables, wanted, empty.at).limit(MATCHING_MAX + 1).subquery()
     if connection.execute(select(func.count()).select_from(some)).scalar_one() > MATCHING_MAX:
@@ -198,8 +228,8 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     if len(form.entries) > MATCHING_MAX:
         raise Failure(422, "invalid", f"entries: {len(form.entries)} are more than {MATCHING_MAX}", "entries")
     before = Progress(form.done, _skipped_of(form.skipped))
-    wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
     with deciding.engine.connect() as connection:
+        wanted, decision = _about(deciding, connection, form, form.decision, form.reason)
         check_filter(connection, deciding.tables, wanted)
         now = database_now(connection)
     at = now if form.counted_at is None else instant_of(form.counted_at, now)
@@ -243,7 +273,7 @@ def _skipped_of(given: Any) -> Mapping[str, int]:
 def propose(deciding: Deciding, form: CountedForm) -> Proposal:
     """Store the decision, for another operator to confirm."""
     connection, at = deciding.connection, form.counted_at
-    wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
+    wanted, decision = _about(deciding, connection, form, form.decision, form.reason)
     seen_at = None if at is None else instant_of(at, database_now(connection))
     return proposals.propose(connection, deciding.tables, wanted, decision, among=form.entries, seen_at=seen_at)
 

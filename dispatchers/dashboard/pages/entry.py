@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from dispatchers.admin import decisions, uncertain_decisions
-from dispatchers.admin.cases import read_cases
+from dispatchers.admin.again import again, offer_again
+from dispatchers.admin.cases import Case, read_cases
 from dispatchers.admin.entries import (
     EntryDetails,
     EntryFacts,
@@ -18,12 +19,13 @@ from dispatchers.admin.entries import (
     read_entry,
 )
 from dispatchers.admin.entry_filter import ParentWanted
+from dispatchers.admin.entry_version import version_text
 from dispatchers.admin.key_window import KeyWindow
 from dispatchers.admin.payloads import SentAndAnswered, reveal
 from dispatchers.admin.requests import RequestSummary, read_request
 from dispatchers.admin.safe_decisions import Decision, Offer
 from dispatchers.dashboard.access import Role
-from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_version
+from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_keys, require_version
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 from outbox.errors import EntryNotFound, InvalidValue
@@ -46,13 +48,13 @@ class EntryPage(EntryFacts):
     """Everything that is known about one entry, except what was sent and answered.
 
     has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it.
-    version, window, offers: None once it has ended; the offers also for an identity that may not decide.
+    window: None once it has ended. offers: None for one that was delivered, and for an identity that may not decide.
     request: the request that it belongs to. siblings: the entries of that request, or under the same parent, the oldest first,
         this one included.
     """
 
     entry: EntrySummary
-    version: str | None
+    version: str
     has_result: bool
     failure: dict[str, Any] | None
     window: KeyWindow | None
@@ -71,15 +73,22 @@ def read(reading: Reading, query: EntryQuery) -> EntryPage:
     return EntryPage(
         **{each.name: getattr(found, each.name) for each in fields(EntryFacts)},
         entry=EntrySummary(**{each.name: getattr(found, each.name) for each in fields(EntrySummary)}),
-        version=None if case is None else case.version,
+        version=version_text(found.attempts, len(found.events)),
         has_result=found.result is not None,
         failure=_failure(found),
         window=None if case is None else case.window,
-        offers=case.offers if case is not None and reading.identity.may(Role.OPERATOR) else None,
+        offers=_offers(reading, found, case) if reading.identity.may(Role.OPERATOR) else None,
         request=request,
         siblings=family[:SIBLINGS_MAX],
         has_more_siblings=len(family) > SIBLINGS_MAX,
     )
+
+
+def _offers(reading: Reading, found: EntryDetails, case: Case | None) -> list[Offer] | None:
+    if case is not None:
+        return case.offers
+    offer = offer_again(reading.connection, reading.tables, reading.configuration, found.id)
+    return None if offer is None else [offer]
 
 
 def _failure(found: EntryDetails) -> dict[str, Any] | None:
@@ -131,19 +140,25 @@ class DecisionForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A decision that is recorded. A running dispatcher carries it out."""
+    """A decision that is recorded. A running dispatcher carries it out.
+
+    again, is_new: the entry that was asked for again, and whether this decision made it.
+    """
 
     id: UUID
     decision: str
     actor: str
+    again: UUID | None = None
+    is_new: bool | None = None
 
 
 def decide(deciding: Deciding, form: DecisionForm) -> Decided:
     """Record one decision. Raises `DecisionRefused` for one that is not safe now."""
     require_alone(deciding, form.decision)
-    require_version(deciding, form.id, form.version)
+    require_version(deciding, form.id, form.decision, form.version)
     where = deciding.connection, deciding.tables, form.id
     by: dict[str, Any] = {"actor": deciding.identity.name, "reason": form.reason}
+    decided = Decided(id=form.id, decision=form.decision, actor=deciding.identity.name)
     if form.result is not None and form.decision != "happened":
         raise InvalidValue("result", form.result, "is the service's answer: give it with `happened` only")
     match form.decision:
@@ -161,7 +176,11 @@ def decide(deciding: Deciding, form: DecisionForm) -> Decided:
             uncertain_decisions.send_again(*where, "new", **by)
         case "happened" | "did_not_happen":
             decisions.resolve(*where, form.decision, result=form.result, **by)
-    return Decided(id=form.id, decision=form.decision, actor=deciding.identity.name)
+        case "again":
+            configuration = require_keys(deciding, deciding.connection)
+            made = again(deciding.connection, configuration, form.id, **by)
+            return replace(decided, again=made.id, is_new=made.is_new)
+    return decided
 
 
 DECIDE = Action(

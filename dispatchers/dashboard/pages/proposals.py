@@ -6,14 +6,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 from dispatchers.admin import proposals
+from dispatchers.admin.again import why_no_keys
 from dispatchers.admin.bulk import BulkDecision
-from dispatchers.admin.entry_filter import WAITING_STATES, Filter
+from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter
 from dispatchers.admin.proposals import Confirmed, Proposal
-from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_version
+from dispatchers.dashboard.actions import VERSION, Action, Deciding, no_keys, require_keys, require_version
 from dispatchers.dashboard.decision_texts import BULK
 from dispatchers.dashboard.parameters import Nothing, parameter
 from dispatchers.dashboard.views import Reading, View
-from outbox.errors import InvalidValue
+from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.dialect import database_now
 
 PROPOSED = "The decision is proposed. Nothing changes until another operator confirms it."
@@ -21,16 +22,20 @@ PROPOSED = "The decision is proposed. Nothing changes until another operator con
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalsPage:
-    """The newest 100 proposals, in every state."""
+    """The newest 100 proposals, in every state. why_not_again: why those that ask again cannot be confirmed in this dashboard."""
 
     at: datetime
     proposals: list[Proposal]
+    why_not_again: str | None
 
 
 def read(reading: Reading, query: Nothing) -> ProposalsPage:
     """The proposals, the newest first."""
-    connection = reading.connection
-    return ProposalsPage(at=database_now(connection), proposals=proposals.read_proposals(connection, reading.tables))
+    connection, tables = reading.connection, reading.tables
+    found = proposals.read_proposals(connection, tables)
+    asks = any(each.needs_secret and each.state == "open" for each in found)
+    why = why_no_keys(connection, tables, reading.configuration) if asks else None
+    return ProposalsPage(at=database_now(connection), proposals=found, why_not_again=why)
 
 
 VIEW = View(
@@ -55,7 +60,7 @@ class EntryProposal:
     """A decision about one entry, for another operator to confirm."""
 
     id: UUID = parameter("The entry's id.")
-    decision: Literal["retry", "cancel", "release", "happened", "did_not_happen"] = parameter("What to do.")
+    decision: Literal["retry", "cancel", "release", "happened", "did_not_happen", "again"] = parameter("What to do.")
     reason: str = parameter("Why, and how you know; it is recorded with your name.")
     result: Any = parameter("With `happened`: the service's answer, as JSON.", None)
     version: str | None = parameter(VERSION, None)
@@ -64,16 +69,17 @@ class EntryProposal:
 def _propose(deciding: Deciding, form: EntryProposal) -> Proposal:
     if form.result is not None and form.decision != "happened":
         raise InvalidValue("result", form.result, "is the service's answer: give it with `happened` only")
-    require_version(deciding, form.id, form.version)
-    text = BULK[form.decision]
+    require_version(deciding, form.id, form.decision, form.version)
+    text, asks = BULK[form.decision], form.decision == "again"
     decision = BulkDecision(
         action=text.action,
         verdict=text.verdict,
         actor=deciding.identity.name,
         reason=form.reason,
         result=form.result,
+        configuration=require_keys(deciding, deciding.connection) if asks else None,
     )
-    wanted = Filter(states=WAITING_STATES)
+    wanted = Filter(states=ENDED_STATES if asks else WAITING_STATES)
     return proposals.propose(deciding.connection, deciding.tables, wanted, decision, among=[form.id])
 
 
@@ -88,7 +94,11 @@ class ProposalForm:
 
 
 def _confirm(deciding: Deciding, form: ProposalForm) -> Confirmed:
-    return proposals.confirm(deciding.connection, deciding.tables, form.id, actor=deciding.identity.name)
+    connection, tables, actor = deciding.connection, deciding.tables, deciding.identity.name
+    try:
+        return proposals.confirm(connection, tables, form.id, actor=actor, configuration=deciding.configuration)
+    except ConfigurationError:  # it asks again
+        raise no_keys(why_no_keys(connection, tables, deciding.configuration)) from None
 
 
 def _withdraw(deciding: Deciding, form: ProposalForm) -> Proposal:
