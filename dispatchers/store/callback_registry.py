@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dispatchers.names import prefixes
-from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.dialect import clock, read_by_index, upsert
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 
@@ -25,11 +24,9 @@ TAKE_OVER_MAX = 1000  # in one transaction
 def register(connection: Connection, tables: Tables, names: Collection[str]) -> frozenset[str]:
     """Record these callbacks of a dispatcher that starts; returns all recorded callbacks."""
     callback = tables.callback
-    on_conflict = {"index_elements": ["name"], "set_": {"started_at": clock()}}
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    now = clock()
     for name in sorted(names):  # in one order, so that two dispatchers that start together do not deadlock
-        started = dialect.insert(callback).values(name=name, recorded_at=clock(), started_at=clock())
-        connection.execute(started.on_conflict_do_update(**on_conflict))
+        upsert(connection, callback, [{"name": name, "recorded_at": now, "started_at": now}], kept=["recorded_at"])
     _release_unserved_callbacks(connection, tables)
     return read(connection, tables)
 

@@ -23,6 +23,7 @@ from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_f
 from dispatchers.store.guards import Guards
 from dispatchers.threads import is_async, on_own_thread
 from outbox.session import flush_all, hint_after_commit
+from outbox.sql.connections import write_iso_dates
 from outbox.sql.dialect import leave_autocommit, require_transaction
 
 log = logging.getLogger("outbox.dispatcher")
@@ -229,6 +230,7 @@ class CallbackTransactions:
         require_transaction(connection, self._schema)
         if connection.dialect.name != "postgresql":
             return None
+        write_iso_dates(connection)
         return Backend._make(connection.execute(self._begin).one()[:2])
 
 

@@ -1,7 +1,7 @@
 """The store on a real database: leases entries, and settles them only while their leases are valid.
 
 Every method uses short transactions of its own, which are committed before anything is sent. `claims_postgresql` and
-`claims_sqlite` have the SQL of the two databases.
+`claims_plain` have the SQL.
 """
 
 import logging
@@ -20,7 +20,7 @@ from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.state import FlowUpdate
-from dispatchers.store import callback_registry, claims_postgresql, claims_sqlite
+from dispatchers.store import callback_registry, claims_plain, claims_postgresql
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.callback_plan import Calling, call_completed, call_settled
 from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
@@ -81,7 +81,7 @@ class DatabaseStore:
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # `CallbackTransactions` sets the limits of that transaction
-        sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
+        sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_plain
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)

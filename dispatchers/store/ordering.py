@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dispatchers.store.queue_update import queue_update
 from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, upsert
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -170,10 +169,8 @@ def _blocks(change: Transition) -> bool:
 
 def _block(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:
     reason = change.reason or "it failed"
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    values = {"entry_id": entry.id, "reason": reason, "since": clock()}
-    blocking = dialect.insert(tables.blocked_group).values(ordering_key=entry.ordering_key, **values)
-    connection.execute(blocking.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
+    row = {"ordering_key": entry.ordering_key, "entry_id": entry.id, "reason": reason, "since": clock()}
+    upsert(connection, tables.blocked_group, [row])
     log.warning("ordering group %r blocked by entry %s: %s", entry.ordering_key, entry.id, reason)
 
 

@@ -5,10 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dispatchers.telemetry.tally import Tallied
-from outbox.sql.dialect import database_now
+from outbox.sql.dialect import database_now, upsert
 from outbox.sql.schema import Tables
 
 KEPT_FOR = timedelta(hours=2)  # what is shown, and as much again for a clock that was set
@@ -21,9 +20,7 @@ def add_counts(connection: Connection, tables: Tables, counts: Mapping[Tallied, 
     table = tables.send_count
     minute = database_now(connection).replace(second=0, microsecond=0)
     rows = [{**key._asdict(), "minute": minute, "sends": sends} for key, sends in sorted(counts.items())]
-    insert: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table).values(rows)
-    total = {"sends": table.c.sends + insert.excluded.sends}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=total))
+    upsert(connection, table, rows, added=["sends"])
 
 
 def forget_old(connection: Connection, tables: Tables) -> int:

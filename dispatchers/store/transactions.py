@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from dispatchers.store.guards import guard, guards_for
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
-from outbox.sql.connections import require_utf8
+from outbox.sql.connections import require_utf8, write_iso_dates
 from outbox.sql.dialect import is_in_autocommit
 
 Result = TypeVar("Result")
@@ -99,4 +99,5 @@ class Transactions:
             connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             require_utf8(connection)
+            write_iso_dates(connection)
             return work(connection)

@@ -19,7 +19,7 @@ import outbox.session
 from dispatchers.admin import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
 from dispatchers.pipeline import sender, triage
-from dispatchers.store import callback_transactions, claims_postgresql, claims_sqlite
+from dispatchers.store import callback_transactions, claims_plain, claims_postgresql
 from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
 
@@ -33,7 +33,7 @@ class Seam(NamedTuple):
     when: Callable[[tuple[Any, ...], Any], bool] = lambda arguments, answer: True
 
 
-_STORES = (claims_postgresql, claims_sqlite)
+_STORES = (claims_postgresql, claims_plain)
 
 POINTS: Mapping[str, Seam] = {
     # the app's transaction

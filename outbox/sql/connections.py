@@ -1,4 +1,6 @@
-"""Checks of a connection before the outbox uses it: its encoding, the schema of its tables, and the locks of its transaction."""
+"""What a connection must be before the outbox uses it: its encoding and dates, the schema of its tables, and the locks of its
+transaction.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,17 +30,22 @@ def require_utf8(connection: Connection) -> None:
     if connection.dialect.name != "postgresql" or _IS_UTF8 in pooled.info:
         return
     server, client = _encodings(connection)
-    if server != "UTF8":
-        raise ConfigurationError(
-            f"the database's encoding is {server}, and the outbox needs UTF8: it could not store every key and every answer;"
-            " create the database with ENCODING 'UTF8', and restore its dump there"
-        )
+    refuse_other_encoding(server)
     if "".join(filter(str.isalnum, client or "")).upper() not in _UTF8_CLIENTS:
         raise ConfigurationError(
             f"the connection's client_encoding is {client}, and the outbox needs UTF8: leave client_encoding out of the URL,"
             " of create_engine and of PGCLIENTENCODING, or set it to utf8"
         )
     pooled.info[_IS_UTF8] = True
+
+
+def refuse_other_encoding(server: str | None) -> None:
+    """Raise `ConfigurationError` for a database in another encoding than UTF-8."""
+    if server != "UTF8":
+        raise ConfigurationError(
+            f"the database's encoding is {server}, and the outbox needs UTF8: it could not store every key and every answer;"
+            " create the database with ENCODING 'UTF8', and restore its dump there"
+        )
 
 
 def _encodings(connection: Connection) -> tuple[str | None, str | None]:
@@ -57,6 +64,19 @@ def _encodings(connection: Connection) -> tuple[str | None, str | None]:
     return server, client
 
 
+def write_iso_dates(connection: Connection) -> None:
+    """Whatever DateStyle an app's own engine has: psycopg reads instants in ISO's style only. Until the transaction's end.
+
+    It asks the server nothing, and changes nothing where the style is ISO's, as it is by default.
+    """
+    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+        return
+    driver: Any = connection.connection.driver_connection
+    if not (driver.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        connection.execute(_ISO_DATES)
+
+
+_ISO_DATES = text("SET LOCAL DateStyle = ISO")
 _UTF8_CLIENTS = ("UTF8", "UNICODE")
 """The names of UTF-8. PostgreSQL reports its own name for other spellings such as `utf-8`, but reports UNICODE unchanged.
 PgBouncer reports the client's text: asyncpg's `'utf-8'`, with the quotes.

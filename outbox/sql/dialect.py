@@ -1,5 +1,6 @@
 """The differences between databases: clock, locks, and the begin of a transaction."""
 
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -129,6 +130,27 @@ def insert_unless_present(dialect: str, table: Table) -> Any:
     """An INSERT that does nothing if the primary key exists. An error would end the transaction."""
     name: Any = sqlite if dialect == "sqlite" else postgresql
     return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
+
+
+def upsert(
+    connection: Connection,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    added: Collection[str] = (),
+    kept: Collection[str] = (),
+) -> None:
+    """Insert rows, or change those that exist.
+
+    rows: all with the same columns, the primary key among them. An existing row gets the new values, except in columns that
+    are `kept`, and in columns that are `added`, which get the sum of the old and the new value.
+    """
+    key = table.primary_key.columns.keys()
+    name: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    inserting = name.insert(table).values(rows)
+    changed = {column: inserting.excluded[column] for column in rows[0] if column not in (*key, *kept)}
+    changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
+    connection.execute(inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed))
 
 
 # --- requirements for a transaction

@@ -7,6 +7,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
+from outbox.sql.connections import refuse_other_encoding
 from outbox.sql.dialect import SUPPORTED
 
 
@@ -21,8 +22,15 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://..."
         ) from None
     if made.dialect.driver == "psycopg":
+        event.listen(made, "connect", _refuse_bytes, insert=True)  # before SQLAlchemy's own
         event.listen(made, "connect", _read_instants)
     return made
+
+
+def _refuse_bytes(connection: Any, record: Any) -> None:
+    """From a client of this encoding psycopg gives bytes for text, with which SQLAlchemy fails at once."""
+    if connection.info.parameter_status("client_encoding") == "SQL_ASCII":
+        refuse_other_encoding(connection.info.parameter_status("server_encoding"))
 
 
 def _read_instants(connection: Any, record: Any) -> None:

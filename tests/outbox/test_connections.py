@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -10,14 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from support.cli_runner import command, refused
+from support.dashboard import Browser, signed_in
 from support.database import Database, statements_of
-from support.entries import put_one, run_once
+from support.entries import run_once
 
 import outbox
+from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.dashboard import Dashboard
 from outbox import migrations
 
 CRM = {"crm": MemoryAdapter()}
+NOW = sa.text("SELECT now()")
 USES: dict[str, Callable[[Session, outbox.Outbox], Any]] = {
     "enqueue": lambda session, ob: ob.enqueue(session, "crm.upsert", {}, parent="order:1") and session.commit(),
     "claim": lambda session, ob: ob.idempotent(session, "retry-1", scope="ada", request=b"{}").__enter__(),
@@ -29,10 +35,16 @@ USES: dict[str, Callable[[Session, outbox.Outbox], Any]] = {
 
 @pytest.fixture(scope="module")
 def latin(server_url: sa.URL) -> Iterator[sa.URL]:
-    name = f"latin_{uuid4().hex[:8]}"
+    with in_encoding("LATIN1", server_url) as url:
+        yield url
+
+
+@contextmanager
+def in_encoding(encoding: str, server_url: sa.URL) -> Iterator[sa.URL]:
+    name = f"{encoding.lower()}_{uuid4().hex[:8]}"
     admin = sa.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with admin.connect() as connection:
-        settings = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        settings = f"ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
         connection.exec_driver_sql(f"CREATE DATABASE {name} {settings}")
         yield server_url.set(database=name)
         connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
@@ -70,6 +82,22 @@ def test_a_database_of_another_encoding_is_refused_at_the_start(latin: sa.URL, o
         assert (status, problem in text) == (1, True)
 
 
+def test_a_database_without_an_encoding_is_refused_at_the_start(server_url: sa.URL, ob: outbox.Outbox) -> None:
+    """From SQL_ASCII psycopg gives bytes, with which SQLAlchemy fails before any check of ours."""
+    problem = "the database's encoding is SQL_ASCII"
+    with in_encoding("SQL_ASCII", server_url) as url:
+        with pytest.raises(outbox.ConfigurationError, match=problem):
+            run_once(url, ob, adapters=CRM)
+        for name in (("db", "upgrade"), ("db", "check"), ("list",)):
+            status, text = refused(*name, "--database", url.render_as_string(hide_password=False))
+            assert (status, problem in text) == (1, True)
+        app = Dashboard(url, authenticate=signed_in("viewer"))
+        answer = Browser(app).api("/entries")
+        app.databases.close()
+
+    assert (answer.status_code, answer.json()["code"], problem in answer.text) == (503, "encoding", True)
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_client_of_another_encoding_is_refused(
     postgresql: Database, ob: outbox.Outbox, use: Callable[[Session, outbox.Outbox], Any]
@@ -87,14 +115,20 @@ def test_a_client_of_another_encoding_is_refused(
 
 
 def test_a_dispatcher_and_a_command_take_every_date_style(postgresql: Database, ob: outbox.Outbox) -> None:
-    put_one(postgresql, ob, "crm.upsert")
+    effects = Operations()
+    ended: list[datetime] = []
+    effects.on_settled("crm.upsert")(lambda session, settlement: ended.append(session.execute(NOW).scalar_one()))
+    settings: dict[str, Any] = {"adapters": CRM, "include": [effects]}
     with postgresql.owner() as connection:
         connection.exec_driver_sql(f"ALTER DATABASE \"{postgresql.url.database}\" SET DateStyle = 'German'")
+    own = create_async_engine(postgresql.url, poolclass=sa.NullPool)  # the app's, of psycopg's both kinds
 
-    listed = command("list", database=postgresql)
-
-    assert "crm.upsert" in listed.stdout
-    assert run_once(postgresql.url, ob, adapters=CRM) == 1
+    for number, target in enumerate((postgresql.url, postgresql.new_engine(), own)):
+        with postgresql.begin() as session:
+            ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}")
+        assert "crm.upsert" in command("list", database=postgresql).stdout
+        assert run_once(target, ob, **settings) == 1
+    assert len(ended) == 3
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
