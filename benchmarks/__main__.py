@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks import dashboard, drain, enqueue, latency, requests, scale, sends
+from benchmarks import dashboard, drain, enqueue, latency, relay, requests, scale, sends
 from benchmarks.contestants import DEFAULT, notes
 from benchmarks.harness import Report, Series, Server, conditions, machine, running_server
 from benchmarks.report import add_to, print_part
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results")
 QUICK_SIZE = 0.25
 
 Measuring = Callable[[Server, float], Iterator[Series]]
-MODULES = (drain, latency, sends, enqueue, requests)
+MODULES = (drain, latency, sends, relay, enqueue, requests)
 QUICK: dict[str, Measuring] = {"drain": drain.measure_quickly, "enqueue": enqueue.measure}
 
 

@@ -65,6 +65,10 @@ def _sends() -> Iterator[Goal]:
                     yield Goal("sends", side, "client_us", bare, most=most, case=case)
 
 
+def _relay() -> Iterator[Goal]:
+    yield Goal("relay", "NATS JetStream", "per_second", "no-op", least=0.6)
+
+
 def _enqueue() -> Iterator[Goal]:
     for side, most in (("1 entry", 1.3), ("10 entries", 1.6), ("100 entries", 4.0)):
         yield Goal("enqueue", side, "cpu_us", "no entry", most=most, case="transaction")
@@ -117,7 +121,7 @@ def _dashboard() -> Iterator[Goal]:
     yield Goal("dashboard", "beside a dashboard", "per_second", ALONE, least=0.97, case="drain")
 
 
-GOALS = (*_drain(), *_latency(), *_sends(), *_enqueue(), *_requests(), *_scale(), *_dashboard())
+GOALS = (*_drain(), *_latency(), *_sends(), *_relay(), *_enqueue(), *_requests(), *_scale(), *_dashboard())
 
 
 @dataclass(frozen=True)

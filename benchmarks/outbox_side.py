@@ -1,6 +1,7 @@
 """The outbox as a contestant: `benchmarks.contestants` says what each command does.
 
-`drain` takes the dispatcher's concurrency as a last argument, `work` the driver; without one they are the default.
+`drain` takes the dispatcher's concurrency as a second argument, `work` the driver; without one they are the default. A third
+and a fourth argument of `drain` are the URL of a NATS server and a stream, to which it publishes each job.
 `both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the pages of
 the dashboard, until terminated.
 """
@@ -19,7 +20,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Delivered, Delivery, Dispatcher, Operations
+from dispatchers import Delivered, Delivery, Dispatcher, Operations, Outcome
+from dispatchers.adapters import NatsAdapter
 from dispatchers.daemon import tuned_interpreter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
@@ -88,7 +90,7 @@ async def retain() -> None:
         await Maintenance(run, tables, retention).run_once()
 
 
-def drain(step: int, concurrency: int | None = None) -> None:
+def drain(step: int, concurrency: int | None = None, url: str = "", stream: str = "") -> None:
     count = 0
 
     def seen(delivery: Delivery) -> None:
@@ -98,7 +100,23 @@ def drain(step: int, concurrency: int | None = None) -> None:
         count += 1
 
     settings: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
-    Dispatcher(sa.create_engine(URL), outbox=BENCH, include=[noop(seen)], **settings).run()
+    if url:
+        settings["adapters"] = {"noop": Counted(url, stream, seen)}
+    else:
+        settings["include"] = [noop(seen)]
+    Dispatcher(sa.create_engine(URL), outbox=BENCH, **settings).run()
+
+
+class Counted(NatsAdapter):
+    """Publishes each job. seen: is called with each."""
+
+    def __init__(self, url: str, stream: str, seen: Callable[[Delivery], None]) -> None:
+        super().__init__(url, stream=stream, window=timedelta(hours=1))
+        self._seen = seen
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self._seen(delivery)
+        return await super().send(delivery)
 
 
 # --- latency
@@ -141,7 +159,7 @@ if __name__ == "__main__":
         case "fill":
             fill(int(rest[0]))
         case "drain":
-            drain(*map(int, rest))
+            drain(int(rest[0]), int(rest[1]) if rest[1:] else None, *rest[2:])
         case "work":
             work(*rest)
         case "produce":

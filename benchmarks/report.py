@@ -53,6 +53,12 @@ PARTS = {
         " dispatcher that drains PostgreSQL. A bare client in the same kind of process is the comparison.",
         ("per_second",),
     ),
+    "relay": Part(
+        "Relay to a broker",
+        "Entries wait in the queue, and one process publishes each to a stream of NATS JetStream, on one server with its"
+        " messages on the disk, beside a drain that does nothing.",
+        ("per_second",),
+    ),
     "enqueue": Part(
         "Enqueue",
         "This measures what entries add to a transaction that inserts one ORM row. The last case is the WAL of one entry in"

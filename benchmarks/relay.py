@@ -1,0 +1,89 @@
+"""How fast waiting entries reach a message broker, beside a drain that does nothing."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import nats
+from nats.errors import Error, NoServersError
+from nats.js.errors import NotFoundError
+
+from benchmarks.contestants import OUTBOX, TUNED, Contestant
+from benchmarks.drain import drained
+from benchmarks.harness import Series, Server, interleave
+
+PART = "relay"
+ROUNDS = 5
+NOTHING, NATS = "no-op", "NATS JetStream"
+STREAM = "RELAY"
+READY_SECONDS_MAX = 20
+JOBS = 40_000
+
+
+def measure(server: Server, size: float) -> Iterator[Series]:
+    program = shutil.which("nats-server") or shutil.which("/usr/sbin/nats-server")
+    if program is None:
+        print("THERE IS NO nats-server: the relay is not measured", flush=True)
+        return
+    TUNED.install(server)
+    with _nats_server(program) as url:
+        relay = Contestant(NATS, OUTBOX, TUNED.left, JOBS, (*TUNED.settings, url, STREAM))
+        nothing = Contestant(NOTHING, OUTBOX, TUNED.left, JOBS, TUNED.settings)
+        sides = {NOTHING: partial(drained, server, nothing, size), NATS: partial(_relayed, server, relay, size, url)}
+        yield from interleave(PART, "", sides, ROUNDS)
+
+
+def _relayed(server: Server, contestant: Contestant, size: float, url: str) -> Mapping[str, float]:
+    """Into a new stream: each round enqueues entries with the same keys."""
+    asyncio.run(_renew_stream(url))
+    return drained(server, contestant, size)
+
+
+async def _renew_stream(url: str) -> None:
+    client = await nats.connect(url)
+    js = client.jetstream(timeout=READY_SECONDS_MAX)
+    with suppress(NotFoundError):
+        await js.delete_stream(STREAM)
+    await js.add_stream(name=STREAM, subjects=["noop.>"], duplicate_window=3600)
+    await client.close()
+
+
+@contextmanager
+def _nats_server(program: str) -> Iterator[str]:
+    """One server with its messages on the disk."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder, "-l", str(log)]
+        with subprocess.Popen(command) as process:
+            url = f"nats://127.0.0.1:{port}"
+            until = time.monotonic() + READY_SECONDS_MAX
+            while not asyncio.run(_answers(url)):
+                if time.monotonic() > until:
+                    raise SystemExit(f"nats-server did not start: {log.read_text()[-2000:]}")
+                time.sleep(0.05)
+            try:
+                yield url
+            finally:
+                process.terminate()
+
+
+async def _answers(url: str) -> bool:
+    async def ignore(error: Exception) -> None:
+        """A refused connection would be logged as an error."""
+
+    try:
+        client = await nats.connect(url, allow_reconnect=False, max_reconnect_attempts=1, error_cb=ignore)
+        await client.jetstream().account_info()
+        await client.close()
+    except (Error, NoServersError, OSError):
+        return False
+    return True
