@@ -51,6 +51,7 @@ def test_answered_requests_are_listed_the_newest_first(database: Database, ob: o
     assert pages(database, requests_max=2) == ids[::-1]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "wanted", [{"key": "mine"}, {"scope": "acct_2"}, {"status": 402}, {"key": "mine", "env": "test", "source": "http"}]
 )

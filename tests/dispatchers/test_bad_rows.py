@@ -144,6 +144,7 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
     assert [entry.id for entry in claim(store)] == [bad]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("text", NO_OUTCOMES)
 def test_an_entry_whose_stored_outcome_cannot_be_read_is_set_aside(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, text: str

@@ -293,7 +293,7 @@ OPERATOR: list[tuple[Callable[[Paths], None], int]] = [
         Paths.list_filtered,
         30_000,
     ),  # two searches of 500 rows of each destination, with all that have no due time; one of what ended
-    (Paths.find, 20_000),  # 500 of each list, twice, each with its entry and its row
+    (Paths.find, 13_000),  # two searches of 500 of each list, each with its entry and its row
     (Paths.summarize, 100_000),  # what may be counted
     (Paths.list_groups, 10_000),
     (Paths.list_requests, 3000),

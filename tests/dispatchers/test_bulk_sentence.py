@@ -140,7 +140,7 @@ def meets(wanted: Filter, made: tuple[str, str, bool, str | None, str | None]) -
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(world=WORLDS, wanted=WANTED)
 def test_the_count_of_the_sentence_is_what_changes(
     database: Database, ob: outbox.Outbox, world: list[tuple[str, str, bool, str | None, str | None]], wanted: Filter

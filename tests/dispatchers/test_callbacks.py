@@ -297,6 +297,7 @@ def test_two_dispatchers_run_each_callback_once(shop: Shop) -> None:
     assert len(shop.database.orders) == len(shop.seen) == 40
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("fates", [("before", "before"), ("conflict",), ("after",)], ids=" ".join)
 def test_a_database_that_goes_away_at_the_settling_gets_the_effects_once(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, fates: tuple[str, ...]

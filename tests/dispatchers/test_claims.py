@@ -33,7 +33,7 @@ from support.entries import (
 
 import outbox
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import claims_plain, claims_postgresql
 from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
@@ -66,7 +66,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = DatabaseStore(database.engine, ob.configuration)
     if request.param.startswith("portable"):
-        store._exchanges._sql = claims_sqlite
+        store._exchanges._sql = claims_plain
     return Bench(database, store, ob)
 
 
@@ -584,6 +584,7 @@ def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch
 # --- what the database itself refuses
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "broken",
     [

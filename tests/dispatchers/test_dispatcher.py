@@ -88,7 +88,8 @@ def test_what_the_service_answered_is_in_the_status(database: Database, ob: outb
 
 def test_a_delivery_is_what_was_enqueued(database: Database, ob: outbox.Outbox) -> None:
     options = {"account": "acct_1"}
-    id = put_one(database, ob, payload={"b": 1, "a": "é"}, options=options, parent="invoice:42", discriminator="1")
+    given = {"payload": {"b": 1, "a": "é"}, "options": options, "discriminator": "1", "ordering_key": "customer:ada"}
+    id = put_one(database, ob, parent="invoice:42", **given)
     adapter = MemoryAdapter()
 
     run_once(database, ob, adapters={"crm": adapter})
@@ -98,6 +99,7 @@ def test_a_delivery_is_what_was_enqueued(database: Database, ob: outbox.Outbox) 
     assert delivery.body == database.entries[0].payload
     assert (delivery.payload, delivery.options, delivery.headers) == ({"b": 1, "a": "é"}, options, {})
     assert delivery.key == ob.child_key("invoice:42", "crm.upsert", "1")
+    assert delivery.ordering_key == "customer:ada"
 
 
 def test_an_operation_may_be_async_or_sync(database: Database, ob: outbox.Outbox) -> None:
@@ -123,6 +125,7 @@ def test_an_operation_may_be_async_or_sync(database: Database, ob: outbox.Outbox
     assert threads.count(threading.main_thread()) == 1
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("kind", ["url", "text", "engine", "async engine"])
 def test_a_target_is_a_url_or_an_engine_of_either_kind(database: Database, ob: outbox.Outbox, kind: str) -> None:
     target = {
@@ -297,6 +300,7 @@ def test_an_outcome_with_a_field_of_the_wrong_type_settles_all_the_same(database
     assert state(database, id) == "retry"
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("outcome", "becomes"),
     [

@@ -31,6 +31,7 @@ def selected(database: Database, **wanted: Any) -> set[UUID]:
         return set(connection.execute(select_ids(TABLES, Filter(**wanted), database_now(connection))).scalars())
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -56,6 +57,7 @@ def test_a_filter_selects_what_meets_every_condition(
     assert selected(database, **wanted) == {mail}
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -94,6 +96,7 @@ def test_a_filter_selects_by_the_time_of_the_enqueue(database: Database, ob: out
     assert listed(database, enqueued_since=3 * HOUR, enqueued_before=HOUR) == [old]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("part", ['the "card"', "é", "100 % (sure)", "a\\b", "restored"])
 def test_a_reason_is_searched_letter_for_letter(database: Database, ob: outbox.Outbox, part: str) -> None:
     put_one(database, ob)

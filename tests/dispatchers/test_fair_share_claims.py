@@ -33,7 +33,7 @@ from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause
 from dispatchers.flow_control import fair_share
-from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import claims_plain, claims_postgresql
 from dispatchers.store import fair_share as store_fair_share
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Retry, Settle
@@ -152,7 +152,7 @@ def test_a_tenant_with_three_entries_waits_for_none_with_ten_thousand(bench: Ben
 
 def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
     bench = Bench(postgresql, ob)
-    bench.store._exchanges._sql = claims_sqlite
+    bench.store._exchanges._sql = claims_plain
     bench.flood("big", 30)
     bench.put("small")
 

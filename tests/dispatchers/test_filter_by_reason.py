@@ -26,6 +26,7 @@ def matching(database: Database, wanted: Filter) -> int:
         return len(connection.execute(select_ids(TABLES, wanted, database_now(connection))).all())
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("kind", ["waiting", "suspended", "failed"])
 def test_a_part_of_a_reason_is_found_letter_for_letter(database: Database, ob: outbox.Outbox, kind: str) -> None:
     id = put_one(database, ob)

@@ -185,7 +185,6 @@ def test_no_span_of_time_sees_more_than_its_rate_and_one_burst(
             assert entries <= most + rate * (seconds + 1e-6 * len(sent)) + 0.01
 
 
-@settings(deadline=None, max_examples=50)
 @given(rate=st.floats(0.5, 500), burst=st.none() | st.integers(1, 100))
 def test_who_asks_when_it_is_worth_it_gets_the_whole_rate(rate: float, burst: int | None) -> None:
     limits = Limits(rate=rate, burst=burst)

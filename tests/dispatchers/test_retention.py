@@ -22,6 +22,7 @@ ENTRY = {"entry": 1, "settlement": 1, "event": 1}
 # --- entries
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled"])
 def test_a_settled_entry_goes_with_its_settlement_and_events_in_time(
     database: Database, ob: outbox.Outbox, state: str
@@ -38,6 +39,7 @@ def test_a_settled_entry_goes_with_its_settlement_and_events_in_time(
     assert kept(database) == {}
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("state", STATES)
 def test_an_unsettled_entry_is_never_deleted(database: Database, ob: outbox.Outbox, state: str) -> None:
     id = put_one(database, ob)
@@ -163,6 +165,7 @@ def test_a_record_without_entries_leaves_no_tombstone(database: Database, ob: ou
     request(database, ob)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("state", STATES)
 def test_a_record_with_an_unsettled_entry_is_never_deleted_nor_its_entries(
     database: Database, ob: outbox.Outbox, state: str
@@ -194,6 +197,7 @@ def test_a_records_entries_under_other_parents_count_as_its_own(database: Databa
     assert kept(database) == {"tombstone": 1, **ENTRY}
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("state", ["accepted", "leased"])
 def test_a_record_that_is_open_is_never_deleted(database: Database, ob: outbox.Outbox, state: str) -> None:
     request(database, ob)

@@ -265,6 +265,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_maintenance_run_killed_in_a_batch_leaves_everything_whole(
     database: Database, ob: outbox.Outbox, moment: str

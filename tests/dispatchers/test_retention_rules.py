@@ -190,9 +190,7 @@ def deleted(before: World, after: World) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def anything(examples: int) -> settings:
-    unhurried = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=examples, deadline=None, suppress_health_check=unhurried, print_blob=True)
+anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True)
 
 
 def check(database: Database, world: World, rows_max: int) -> None:
@@ -210,13 +208,13 @@ def check(database: Database, world: World, rows_max: int) -> None:
 
 
 @pytest.mark.parametrize("rows_max", [1, 500])
-@anything(60)
+@anything
 @given(world=worlds)
 def test_what_is_deleted_is_what_the_rules_allow(sqlite: Database, world: World, rows_max: int) -> None:
     check(sqlite, world, rows_max)
 
 
-@anything(40)
+@anything
 @given(world=worlds, rows_max=st.sampled_from([1, 2, 500]))
 def test_what_is_deleted_is_what_the_rules_allow_on_postgresql(
     postgresql: Database, world: World, rows_max: int

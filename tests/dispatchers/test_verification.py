@@ -74,6 +74,7 @@ def _block(connection: sa.Connection, id: UUID) -> None:
     )
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("rule", "harm", "text"),
     [

@@ -17,18 +17,16 @@ RUN_SECONDS_MAX = 450  # three runs side by side take about forty on an idle mac
 
 
 @contextmanager
-def demo(*arguments: str, forks: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A run of the demo; whatever it has started ends with the block. forks: a folder, if its processes are to be forked."""
-    variables, inherited = dict(os.environ), []
-    if forks is not None:
-        inherited = [forked_commands(forks, [], variables)]
-        variables["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, str(ROOT)])
-    module = "examples.demo" if forks is None else "support.apps.forked_demo"
+def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of the demo, whose processes are forked; whatever it has started ends with the block."""
+    variables = dict(os.environ)
+    inherited = forked_commands(folder, [], variables)
+    variables["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, str(ROOT)])
     with subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "support.apps.forked_demo", *arguments],
         cwd=ROOT,
         env=variables,
-        pass_fds=inherited,
+        pass_fds=[inherited],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -68,15 +66,11 @@ def check_that_one_was_resolved(output: str) -> None:
 
 
 def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten(tmp_path: Path) -> None:
-    """Three runs of half a minute, most of it waiting: side by side, and so in one test. The first is as users run it."""
+    """Three runs of half a minute, most of it waiting: side by side, and so in one test."""
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(demo(*arguments.split(), forks=forks))
-            for arguments, forks in (
-                ("--orders 20", None),
-                ("--orders 20 --sqlite", tmp_path),
-                ("--orders 40 --forgetful --sqlite", tmp_path),
-            )
+            stack.enter_context(demo(tmp_path, *arguments.split()))
+            for arguments in ("--orders 20", "--orders 20 --sqlite", "--orders 40 --forgetful --sqlite")
         ]
         postgresql, sqlite, forgetful = (run.communicate(timeout=RUN_SECONDS_MAX)[0] for run in runs)
 

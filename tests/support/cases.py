@@ -1,48 +1,87 @@
 """Which cases of parametrized tests are run, where running all of them repeats what others show."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
 
 import pytest
 
 DATABASES = ("postgresql", "sqlite")
 SESSIONS = ("sync", "async")
+ASGI_APPS = ("starlette", "middleware", "fastapi", "fastapi_sync")
+PLATFORMS = (DATABASES, SESSIONS, ASGI_APPS)
+"""What a whole test is repeated on. The ASGI apps share one integration; Flask's and Django's are others, and count as values."""
+
+
+class Case(NamedTuple):
+    """platform: its words of PLATFORMS. value: the other parameters."""
+
+    item: pytest.Item
+    platform: tuple[str, ...]
+    value: str
 
 
 def one_case_each(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """One case of each test: the n-th test takes its n-th, so that each kind is met."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        cases.setdefault(_test(item), []).append(item)
-    return [of_test[number % len(of_test)] for number, of_test in enumerate(cases.values())]
+    return [cases[number % len(cases)].item for number, cases in enumerate(_by_test(items).values())]
 
 
-def two_of_four(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of a test's four pairs of database and kind of session only two: each database and each kind once, in turn.
+def each_value_once(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of a test's pairs of platform and value only those in which each platform and each value is met, in turn.
 
-    Both kinds of session run the same code in the same thread; `--every-case` runs all four.
+    Of a test's four pairs of database and kind of session two, as both kinds run the same code in the same thread. A test with
+    the marker `every_value` has each value on each database: the databases treat the values differently.
     """
-    pairs: dict[str, set[tuple[str, str]]] = {}
+    return [case.item for test, cases in _by_test(items).items() for case in _chosen(cases, crc32(test.encode()))]
+
+
+def _by_test(items: Sequence[pytest.Item]) -> dict[str, list[Case]]:
+    cases: dict[str, list[Case]] = {}
     for item in items:
-        if (pair := _pair(item)) is not None:
-            pairs.setdefault(_test(item), set()).add(pair)
-    number_of = {test: number for number, test in enumerate(pairs)}
-
-    def is_in_turn(item: pytest.Item) -> bool:
-        test, pair = _test(item), _pair(item)
-        if pair is None or len(pairs[test]) < len(DATABASES) * len(SESSIONS):
-            return True
-        return (DATABASES.index(pair[0]) + SESSIONS.index(pair[1]) + number_of[test]) % 2 == 0
-
-    return list(filter(is_in_turn, items))
+        test, _, parameters = item.nodeid.partition("[")
+        words = parameters.removesuffix("]").split("-")
+        known = [[word for word in words if word in platform][:1] for platform in PLATFORMS]
+        platform = tuple(word for found in known for word in found)
+        for word in platform:
+            words.remove(word)
+        cases.setdefault(test, []).append(Case(item, platform, "-".join(words)))
+    return cases
 
 
-def _pair(item: pytest.Item) -> tuple[str, str] | None:
-    """The case's database and kind of session, if it has both."""
-    words = item.nodeid.partition("[")[2].rstrip("]").split("-")
-    databases = [word for word in words if word in DATABASES]
-    sessions = [word for word in words if word in SESSIONS]
-    return (databases[0], sessions[0]) if databases and sessions else None
+def _chosen(cases: Sequence[Case], turn: int) -> list[Case]:
+    """turn: a number of the test, so that different tests get different pairs."""
+    everywhere = [case for case in cases if not case.platform]
+    rest = [case for case in cases if case.platform]
+    if not _is_product(rest):
+        return list(cases)
+    platforms = _in_turn(list(dict.fromkeys(case.platform for case in rest)), turn)
+    values = list(dict.fromkeys(case.value for case in rest))
+    if rest[0].item.get_closest_marker("every_value"):
+        return everywhere + [case for case in rest if case.platform in platforms]
+    pairs = set()
+    for number in range(max(len(platforms), len(values))):
+        platform = platforms[(turn + _sum_of_digits(number, len(platforms))) % len(platforms)]
+        pairs.add((platform, values[number % len(values)]))
+    return everywhere + [case for case in rest if (case.platform, case.value) in pairs]
 
 
-def _test(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+def _is_product(cases: Sequence[Case]) -> bool:
+    pairs = {(case.platform, case.value) for case in cases}
+    platforms, values = {platform for platform, _ in pairs}, {value for _, value in pairs}
+    return len(cases) == len(pairs) == len(platforms) * len(values) > 0
+
+
+def _in_turn(platforms: list[tuple[str, ...]], turn: int) -> list[tuple[str, ...]]:
+    """Of the four pairs of database and kind of session two: each database and each kind once."""
+    if len(platforms) < len(DATABASES) * len(SESSIONS) or len(platforms[0]) < 2:
+        return platforms
+    return [pair for pair in platforms if (DATABASES.index(pair[0]) + SESSIONS.index(pair[1]) + turn) % 2 == 0]
+
+
+def _sum_of_digits(number: int, base: int) -> int:
+    """Numbers at equal distances have different sums: each platform meets each value of a parameter that varies fastest."""
+    total = 0
+    while base > 1 and number:
+        number, digit = divmod(number, base)
+        total += digit
+    return total

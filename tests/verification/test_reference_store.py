@@ -24,6 +24,7 @@ def test_a_database_does_what_the_reference_store_does(
     )
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_database_treats_late_answers_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, kind: str
@@ -39,6 +40,7 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
     agreement.they_agree()
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_database_treats_lookups_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, kind: str
@@ -66,6 +68,7 @@ def test_a_database_treats_lookups_as_the_reference_store_does(
     agreement.they_agree()
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again", "cancel", "retry"])
 def test_a_database_treats_groups_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, verdict: str
@@ -99,6 +102,7 @@ def test_a_database_treats_groups_as_the_reference_store_does(
         resume({})
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_database_resumes_after_a_restore_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, kind: str

@@ -22,8 +22,8 @@ from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.dispatcher import Simulation
 
-PARTS = 6  # of the seeds, so that several processes share them
-SEEDS_READ = 200  # the first, whose logs another test reads
+PARTS = 4  # of the seeds, so that several processes share them
+SEEDS_READ = 100  # the first, whose logs another test reads
 
 
 @pytest.mark.parametrize("part", range(PARTS))

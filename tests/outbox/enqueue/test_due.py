@@ -29,6 +29,7 @@ def at(database: Database, zone: str) -> Database:
     return Database(database.owners_url.update_query_dict({"options": f"-c TimeZone={zone}"}), database.roles)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "due",
     [
@@ -50,7 +51,7 @@ def test_what_was_due_in_the_past_is_sent_at_once(database: Database, ob: outbox
     assert {row.due_at for row in database.entries} == {row.created_at for row in database.entries}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dues=st.lists(st.datetimes(timezones=zones), min_size=1, max_size=8), zone=st.sampled_from(ZONES))
 def test_every_due_time_is_refused_or_sent_and_shown(
     database: Database, ob: outbox.Outbox, dues: list[datetime], zone: str

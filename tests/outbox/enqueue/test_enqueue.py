@@ -246,6 +246,7 @@ def test_an_aware_datetime_is_kept_to_the_microsecond(database, ob):
 # --- payloads
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("payload", "stored"),
     [
@@ -264,7 +265,7 @@ def test_a_payload_is_stored_as_compact_utf8_in_the_callers_order(database, ob, 
 
 
 @given(payloads=st.lists(JSON, min_size=1, max_size=5))
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_json_is_enqueued_parses_back_equal(database, ob, payloads):
     database.execute(sa.delete(ob.configuration.tables.entry))
     database.execute(sa.delete(ob.configuration.tables.queue))

@@ -123,6 +123,7 @@ def fail_a_statement(session: Session, ob: outbox.Outbox) -> None:
 each_work = pytest.mark.parametrize("do", [flush, leave_pending, leave_a_savepoint_open, fail_a_statement])
 
 
+@pytest.mark.every_value
 @each_work
 def test_a_rejection_undoes_whatever_the_handler_did(
     database: Database, ob: outbox.Outbox, do: Callable[[Session, outbox.Outbox], None]
@@ -136,6 +137,7 @@ def test_a_rejection_undoes_whatever_the_handler_did(
     assert database.counts() == NOTHING | {"records": 1}
 
 
+@pytest.mark.every_value
 @each_work
 def test_a_caller_who_survives_an_exception_and_commits_keeps_nothing(
     database: Database, ob: outbox.Outbox, do: Callable[[Session, outbox.Outbox], None]

@@ -273,7 +273,7 @@ steps_of_a_handler = st.lists(
 @ended_on_its_connection
 @kinds
 @given(before=steps_of_a_handler, after=steps_of_a_handler, begun=st.booleans(), again=st.booleans())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_handler_does_each_message_is_handled_once(
     postgresql: Database,
     ob: outbox.Outbox,

@@ -201,6 +201,7 @@ def test_in_offline_mode_the_text_says_how_to_print_our_part(blank_sqlite, proje
 # Both ways
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("way", BOTH_WAYS)
 def test_the_apps_own_changes_are_still_seen(blank, project, way):
     ours = project(blank, {}, **way)

@@ -233,7 +233,7 @@ offsets = st.timedeltas(-WINDOW, WINDOW)
 
 @given(offsets=st.tuples(offsets, offsets, offsets).map(sorted))
 @example(offsets=(-SECOND, SECOND, SECOND))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("leased", [False, True], ids=["one transaction", "leased"])
 def test_two_equal_requests_within_the_window_meet_whatever_stalls(postgresql, ob, leased, offsets):
     starts, second, resumes = offsets

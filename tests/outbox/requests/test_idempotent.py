@@ -41,6 +41,7 @@ def test_a_retry_gets_the_first_response_and_does_nothing(client, database):
     assert database.counts() == ALL
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("body", "stored", "content_type"),
     [

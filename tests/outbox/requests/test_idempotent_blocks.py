@@ -205,6 +205,7 @@ def before(database, ob):
     return {"orders": 1, "records": 0, "entries": 1, "queue": 1}
 
 
+@pytest.mark.every_value
 @each_way_to_spoil_a_block
 def test_a_spoilt_block_keeps_nothing_and_frees_the_key(client, database, ob, before, handler, error):
     with pytest.raises(error):
@@ -214,6 +215,7 @@ def test_a_spoilt_block_keeps_nothing_and_frees_the_key(client, database, ob, be
     assert client.request().status == 201
 
 
+@pytest.mark.every_value
 @each_way_to_spoil_a_block
 def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, database, ob, before, handler, error):
     caught = client.commit_despite(lambda session, claim: handler(session, claim, ob))
@@ -304,6 +306,7 @@ def roll_back_on_the_connection(session, claim, ob):
     claim.respond(201)
 
 
+@pytest.mark.every_value
 @pytest.mark.filterwarnings("ignore:.*already deassociated from connection:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize(
     "handler",

@@ -1,8 +1,8 @@
 """The protocol's model, checked: `python3 dev.py model [NAME ...]`.
 
 Each line of runs.tsv is one setting of outbox.pml. With every guard in place its invariants hold; in each mutant they must
-fail. Without names all but the long ones are run, with `--all` every one. Needs Spin
-(Debian: spin) and a C compiler.
+fail. Without names all but the long ones are run, with `--all` every one. The verdicts are
+recorded in verdicts.tsv. Needs Spin (Debian: spin) and a C compiler.
 """
 
 import argparse
@@ -14,11 +14,15 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from hashlib import sha256
 from operator import add
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "outbox.pml"
+VERDICTS = HERE / "verdicts.tsv"
+"""What Spin found in each run when it last ran, with the digest of what it was given. `dev.py model` writes it."""
+
 TOOLS = ("spin", "cc")
 SECONDS_MAX = 1500
 
@@ -48,6 +52,12 @@ class Run:
     flags: list[str]
     about: str
 
+    @property
+    def digest(self) -> str:
+        """Of all that decides the verdict: the model, its flags, and how the verifier is built and run."""
+        settings = (self.flags, COMPILED[self.mode], SIZED[self.takes])
+        return sha256(MODEL.read_bytes() + repr(settings).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -64,6 +74,17 @@ def runs() -> list[Run]:
         Run(name, mode, expected, takes, flags.split(), about)
         for name, mode, expected, takes, flags, about in csv.reader(lines, delimiter="\t")
     ]
+
+
+def verdicts() -> dict[str, tuple[str, str]]:
+    """The recorded verdicts: of each run by its name, the digest and what was found."""
+    rows = csv.reader(VERDICTS.read_text().splitlines(), delimiter="\t")
+    return {name: (digest, found) for name, digest, found in rows}
+
+
+def record(run: Run, verdict: Verdict) -> None:
+    known = verdicts() | {run.name: (run.digest, verdict.found)}
+    VERDICTS.write_text("".join(f"{name}\t{digest}\t{found}\n" for name, (digest, found) in sorted(known.items())))
 
 
 def missing_tools() -> list[str]:
@@ -112,6 +133,7 @@ def main() -> int:
     for run in chosen:
         started = time.monotonic()
         verdict = check(run)
+        record(run, verdict)
         as_expected = verdict.found == run.expected
         surprises += not as_expected
         print(

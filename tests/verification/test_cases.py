@@ -1,0 +1,85 @@
+"""Which cases of a test are run: each platform, and each value, and all pairs of those that the databases treat differently."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once
+
+
+@dataclass
+class Item:
+    """As much of a pytest.Item as the choice needs."""
+
+    nodeid: str
+    markers: Collection[str] = ()
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.markers else None
+
+
+def cases(test: str, *axes: Collection[str], markers: Collection[str] = ()) -> list[Any]:
+    return [Item(f"{test}[{'-'.join(words)}]", markers) for words in product(*axes)]
+
+
+def words_of(chosen: list[Any]) -> Iterator[list[str]]:
+    return (item.nodeid.partition("[")[2].rstrip("]").split("-") for item in chosen)
+
+
+@pytest.mark.parametrize("values", [3, 2, 8])
+def test_each_value_runs_once_and_each_database_about_equally_often(values: int) -> None:
+    items = cases("test_it", DATABASES, [f"value{n}" for n in range(values)])
+
+    chosen = list(words_of(each_value_once(items)))
+
+    assert [value for _, value in sorted(chosen, key=lambda words: words[1])] == [f"value{n}" for n in range(values)]
+    on_sqlite = sum(database == "sqlite" for database, _ in chosen)
+    assert on_sqlite in (values // 2, values - values // 2)
+
+
+def test_each_database_meets_each_value_of_every_parameter() -> None:
+    items = cases("test_it", DATABASES, ["one", "two", "three", "four"], ["yes", "no"])
+
+    chosen = list(words_of(each_value_once(items)))
+
+    assert len(chosen) == 8
+    assert {(database, flag) for database, _, flag in chosen} == set(product(DATABASES, ["yes", "no"]))
+
+
+def test_where_the_databases_treat_the_values_differently_all_pairs_run() -> None:
+    items = cases("test_it", DATABASES, ["one", "two"], markers=["every_value"])
+
+    assert each_value_once(items) == items
+
+
+def test_different_tests_get_different_databases_and_kinds_of_session() -> None:
+    items = [item for number in range(20) for item in cases(f"test_{number}", DATABASES, SESSIONS)]
+
+    chosen = each_value_once(items)
+
+    assert len(chosen) == len(items) / 2
+    assert {tuple(words) for words in words_of(chosen)} == set(product(DATABASES, SESSIONS))
+    for number in range(20):
+        of_test = list(words_of([item for item in chosen if item.nodeid.startswith(f"test_{number}[")]))
+        assert ({words[0] for words in of_test}, {words[1] for words in of_test}) == (set(DATABASES), set(SESSIONS))
+
+
+def test_every_value_meets_the_integrations_that_share_no_code() -> None:
+    values = ["one", "two", "three", "four", "five"]
+    items = cases("test_it", [*ASGI_APPS, "flask", "django"], values)
+
+    chosen = list(words_of(each_value_once(items)))
+
+    assert {tuple(words) for words in chosen} >= set(product(["flask", "django"], values))
+    on_asgi = [words for words in chosen if words[0] in ASGI_APPS]
+    assert sorted(value for _, value in on_asgi) == sorted(values)
+    assert {app for app, _ in on_asgi} == set(ASGI_APPS)
+
+
+def test_cases_that_are_no_product_and_tests_without_a_database_run_whole() -> None:
+    items = [*cases("test_it", DATABASES, ["one", "two"])[1:], *cases("test_other", ["one", "two"], ["yes", "no"])]
+
+    assert each_value_once(items) == items
+    assert each_value_once(cases("test_both", DATABASES)) == cases("test_both", DATABASES)
