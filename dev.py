@@ -7,7 +7,8 @@
     python3 dev.py bench --quick   the first figures in a minute, without peers
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
-    python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
+    python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200; or on both sides of a message broker, and the
+                                   broker itself: --broker nats --messages 50000
     python3 dev.py check           lint, types, contracts and the site's build only
     python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
@@ -78,7 +79,7 @@ OLDEST_TESTS = (
 )
 
 COMMANDS = ("demo", "test", "bench", "model", "simulate", "kills", "screenshots", "check", "docs", "env", "lock")
-BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "enqueue", "requests", "scale"}
+BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
@@ -116,7 +117,8 @@ def main(arguments: Sequence[str]) -> int:
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
     if command in ("simulate", "kills", "screenshots"):
-        modules = {"simulate": "simulation", "kills": "support.crash", "screenshots": "support.pictures"}
+        kills = "support.broker_pair" if "--broker" in rest else "support.crash"
+        modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
         return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)
