@@ -1,10 +1,14 @@
-"""Sends hints to PostgreSQL from a thread, over one connection of its own: no commit waits for it."""
+"""Sends hints and counts of mismatched requests to PostgreSQL from a thread, over one connection of its own.
+
+No commit waits for it.
+"""
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple
@@ -13,16 +17,18 @@ from weakref import ref
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
 from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
+from outbox.sql.mismatch_counts import Mismatch, MismatchCounts
 from outbox.sql.places import place_of
 from outbox.sql.separate_connections import SharedConnection, break_off, separate_async_engine, separate_engine
 
 log = logging.getLogger("outbox.hints")
 
 APART_SECONDS = 0.02  # between two hints of a process
+COUNT_SECONDS = 1.0  # between two transactions that store counts
 IDLE_SECONDS = 300.0  # until the connection of an idle process is closed
 RETRY_SECONDS = (1.0, 60.0)  # after a failure, doubling up to the second
 HUNG_SECONDS = 5.0  # until a connection that does not answer is dropped
-WAITING_MAX = 1000  # hints not yet looked at; more are dropped, as one is enough
+WAITING_MAX = 1000  # hints and mismatches not yet looked at; more are dropped, as one hint is enough
 COMMIT_SECONDS_MAX = 5.0  # how long the end of a transaction that is about to commit is waited for
 COMMIT_POLL_SECONDS = 0.001
 
@@ -35,29 +41,37 @@ class Committing(NamedTuple):
 
 
 class HintSender:
-    """The hints of one engine's pool. `send` returns at once, and never fails.
+    """The hints of one engine's pool, and its counts. `send` and `count` return at once, and never fail.
 
-    The thread begins with the first hint. `stop` may be called from a finalizer: it takes no lock.
+    The thread begins with the first of them. `stop` may be called from a finalizer: it takes no lock.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._place = place_of(engine)
         self._link = _link(engine)
-        self._queue: SimpleQueue[tuple[str, Hint, Committing | None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, Hint, Committing | None] | Mismatch | None] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
-        self._sent_at = self._again_at = 0.0
+        self._sent_at = 0.0
         self.used_at = time.monotonic()
         self._busy_since: float | None = None
-        self._failures = 0
+        self._hints, self._counts = _Attempts(), _Attempts(apart=COUNT_SECONDS)
+        self._counted = MismatchCounts()
 
     def send(self, channel: str, hint: Hint, *, taken: int | None, committing: Committing | None = None) -> None:
         """taken: the server process of the connection that has committed."""
+        self._put((channel, hint, committing), taken)
+
+    def count(self, mismatch: Mismatch, *, taken: int | None) -> None:
+        """taken: the server process of the connection that has read the record."""
+        self._put(mismatch, taken)
+
+    def _put(self, item: tuple[str, Hint, Committing | None] | Mismatch, taken: int | None) -> None:
         self.used_at = time.monotonic()
         if taken is not None and not self._link.is_open:
             self._link.taken.add(taken)
         if self._queue.qsize() < WAITING_MAX:
-            self._queue.put((channel, hint, committing))
+            self._queue.put(item)
         busy_since = self._busy_since
         if busy_since is not None and time.monotonic() - busy_since > HUNG_SECONDS:
             self._busy_since = None
@@ -85,14 +99,16 @@ class HintSender:
             hints, is_stopped = self._gather()
             for channel, hint in hints.items():
                 self._deliver(channel, hint)
+            self._store_counts(at_once=is_stopped)
         self._link.close()
 
     def _gather(self) -> tuple[dict[str, Hint], bool]:
         """The hints to send now, one for each channel; and whether the sender was stopped."""
         try:
-            taken = [self._queue.get(timeout=IDLE_SECONDS if self._link.is_open else None)]
+            taken = [self._queue.get(timeout=self._patience())]
         except Empty:
-            self._link.close()
+            if not self._counted:
+                self._link.close()
             return {}, False
         time.sleep(max(0.0, self._sent_at + APART_SECONDS - time.monotonic()))
         while True:
@@ -102,57 +118,98 @@ class HintSender:
                 break
         hints: dict[str, Hint] = {}
         for each in taken:
-            if each is not None:
+            if isinstance(each, Mismatch):
+                self._counted.add(each)
+            elif each is not None:
                 channel, hint, committing = each
                 if committing is not None:
                     _await_commit(committing)
                 hints[channel] = _both(hints[channel], hint) if channel in hints else hint
         return hints, None in taken
 
-    def _deliver(self, channel: str, hint: Hint) -> None:
-        if time.monotonic() < self._again_at:
-            return
-        payload = encode(hint)
-        was_open = self._link.is_open
-        try:
-            self._notify(channel, payload)
-        except Exception as error:
-            if not was_open:
-                self._failed(error)
-                return
-            try:  # the connection may have been closed long ago
-                self._notify(channel, payload)
-            except Exception as again:
-                self._failed(again)
+    def _patience(self) -> float | None:
+        """How long to wait for a hint: until counts are due, or until the connection has rested."""
+        if self._counted:
+            return max(0.0, self._counts.again_at - time.monotonic())
+        return IDLE_SECONDS if self._link.is_open else None
 
-    def _notify(self, channel: str, payload: str) -> None:
+    def _deliver(self, channel: str, hint: Hint) -> None:
+        if time.monotonic() < self._hints.again_at:
+            return
+        try:
+            self._execute([notify_sql(channel, encode(hint))])
+        except Exception as error:
+            if self._hints.failed(error):
+                log.warning(
+                    "cannot send hints to the dispatchers of the database %s (%s): they find entries by polling; this"
+                    " process tries again",
+                    self._place,
+                    type(error).__name__,
+                )
+            return
+        self._sent_at = time.monotonic()
+        if self._hints.succeeded():
+            log.warning("hints to the dispatchers of the database %s can be sent again", self._place)
+
+    def _store_counts(self, *, at_once: bool) -> None:
+        if self._counted and (at_once or time.monotonic() >= self._counts.again_at):
+            try:
+                self._execute([*self._counted.statements()])
+            except Exception as error:
+                if self._counts.failed(error):
+                    log.warning(
+                        "cannot count mismatched requests in the database %s (%s): this process tries again",
+                        self._place,
+                        type(error).__name__,
+                    )
+            else:
+                self._counted.clear()
+                if self._counts.succeeded():
+                    log.warning("mismatched requests in the database %s can be counted again", self._place)
+        if math.isinf(self._counts.again_at):  # they will never be stored
+            self._counted.clear()
+
+    def _execute(self, statements: Sequence[str]) -> None:
+        """Try twice over a connection that was open: it may have been closed long ago."""
+        if self._link.is_open:
+            with suppress(Exception):
+                return self._execute_once(statements)
+        return self._execute_once(statements)
+
+    def _execute_once(self, statements: Sequence[str]) -> None:
         self._busy_since = time.monotonic()
         try:
-            self._link.notify(channel, payload)
+            self._link.execute(statements)
         except BaseException:
             self._link.close()
             raise
         finally:
             self._busy_since = None
-        self._sent_at = time.monotonic()
-        if self._failures:
-            self._failures = 0
-            log.warning("hints to the dispatchers of the database %s can be sent again", self._place)
 
-    def _failed(self, error: Exception) -> None:
+
+class _Attempts:
+    """When to try next, after failures. apart: the seconds between two successes."""
+
+    def __init__(self, apart: float = 0.0) -> None:
+        self.again_at = 0.0
+        self._apart = apart
+        self._failures = 0
+
+    def failed(self, error: Exception) -> bool:
+        """Returns whether to log it: the first of several in a row. After a shared connection there is no next time."""
         if isinstance(error, EngineGone):  # the thread ends, and the engine's next commit starts another one
-            return
+            return False
         first, most = RETRY_SECONDS
         delay = min(first * 2 ** min(self._failures, 10), most)
-        self._again_at = math.inf if isinstance(error, SharedConnection) else time.monotonic() + delay
+        self.again_at = math.inf if isinstance(error, SharedConnection) else time.monotonic() + delay
         self._failures += 1
-        if self._failures == 1:
-            log.warning(
-                "cannot send hints to the dispatchers of the database %s (%s): they find entries by polling; this process"
-                " tries again",
-                self._place,
-                type(error).__name__,
-            )
+        return self._failures == 1
+
+    def succeeded(self) -> bool:
+        """Returns whether attempts had failed before this one."""
+        had_failed, self._failures = self._failures > 0, 0
+        self.again_at = time.monotonic() + self._apart if self._apart else 0.0
+        return had_failed
 
 
 def _both(one: Hint, other: Hint) -> Hint:
@@ -194,12 +251,14 @@ class _Link:
     def is_open(self) -> bool:
         return self._driver is not None
 
-    def notify(self, channel: str, payload: str) -> None:
+    def execute(self, statements: Sequence[str]) -> None:
+        """Statements without parameters, in autocommit mode."""
         if self._driver is None:
             engine = separate_engine(self._url, self._new_pool(), taken=self.taken)
             self._driver = _detached(engine.connect())
         cursor = self._driver.cursor()
-        cursor.execute(notify_sql(channel, payload))
+        for statement in statements:
+            cursor.execute(statement)
         cursor.close()
 
     def _new_pool(self) -> Pool:
@@ -224,17 +283,18 @@ class _AsyncLink(_Link):
         super().__init__(engine)
         self._runner: asyncio.Runner | None = None
 
-    def notify(self, channel: str, payload: str) -> None:
+    def execute(self, statements: Sequence[str]) -> None:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        self._runner.run(self._notify(channel, payload))
+        self._runner.run(self._execute(statements))
 
-    async def _notify(self, channel: str, payload: str) -> None:
+    async def _execute(self, statements: Sequence[str]) -> None:
         async with asyncio.timeout(HUNG_SECONDS):
             if self._driver is None:
                 engine = separate_async_engine(self._url, self._new_pool(), taken=self.taken)
                 self._driver = await (await engine.connect()).run_sync(_detached)
-            await self._driver.execute(notify_sql(channel, payload))
+            for statement in statements:
+                await self._driver.execute(statement)
 
     def break_off(self) -> None:
         pass
@@ -251,7 +311,7 @@ class _AsyncLink(_Link):
 class _NoLink(_Link):
     """SQLite has no notifications: only dispatchers of this process are woken, directly."""
 
-    def notify(self, channel: str, payload: str) -> None:
+    def execute(self, statements: Sequence[str]) -> None:
         pass
 
 

@@ -32,6 +32,7 @@ Hear = Callable[[Due], None]
 
 SENDERS_MAX = 16  # of a process: each has a thread and a connection
 SENDER_RESTS_SECONDS = 1.0  # until another engine may take the place of one that has nothing to send
+UNSENT = "a hint to the dispatchers was not sent"
 EXIT_SECONDS = 0.3  # how long a process that ends waits for its last hints
 
 
@@ -84,7 +85,7 @@ class UnsentHints:
     def committed(self) -> None:
         """The session has committed: send them, or wait for the commit of a transaction around the session's."""
         notes, self._notes = self._notes, []
-        with _harmless():
+        with harmless(UNSENT):
             for note in notes:
                 after_commit = note.connection.get_execution_options().get(AFTER_OUTER_COMMIT)
                 if after_commit is not None:
@@ -96,12 +97,12 @@ class UnsentHints:
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
+def harmless(failure: str) -> Iterator[None]:
     """Log what fails in the block, for example that no thread can be started. The commit must not fail, or seem to fail."""
     try:
         yield
     except Exception as error:
-        log.warning("a hint to the dispatchers was not sent: %s", type(error).__name__)
+        log.warning("%s: %s", failure, type(error).__name__)
 
 
 def _is_due(entry: NewEntry) -> bool:
@@ -118,14 +119,14 @@ def hint_at_once(engine: Engine, schema: str | None, prefix: str) -> None:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(NOTIFY, parameters)
     except Exception as error:
-        log.debug("a hint to the dispatchers was not sent: %s", type(error).__name__)
+        log.debug("%s: %s", UNSENT, type(error).__name__)
 
 
 def _hint(note: _Note) -> None:
     is_heard = _wake(note)
     if note.engine.dialect.name == "postgresql":
         woken = woken_token(note.engine) if is_heard else None
-        sender = _sender_of(note.engine)
+        sender = sender_of(note.engine)
         if sender is not None:
             sender.send(note.channel, Hint(note.due, woken), taken=note.pid)
 
@@ -160,15 +161,15 @@ def _commits(connection: Connection) -> None:
     transaction = connection.get_transaction()
     if transaction is None:  # for the type checker: what commits is one
         return
-    with _harmless():
+    with harmless(UNSENT):
         for note in notes:
             committing = Committing(transaction, partial(_wake, note))
-            sender = _sender_of(note.engine)
+            sender = sender_of(note.engine)
             if sender is not None:
                 sender.send(note.channel, Hint(note.due), taken=note.pid, committing=committing)
 
 
-# --- the senders of this process, one for each pool
+# --- the senders of this process, one for each pool: of hints, and of the counts of mismatched requests
 
 _lock = Lock()
 _senders: "WeakKeyDictionary[Pool, HintSender]" = WeakKeyDictionary()
@@ -176,11 +177,11 @@ _left_behind: list[object] = []
 """What a fork has of its parent's: never used, and never closed, as the connections are the parent's."""
 
 
-def _sender_of(engine: Engine) -> HintSender | None:
-    """Made at the first hint. It ends with the pool: at `engine.dispose()`, or when the engine is gone.
+def sender_of(engine: Engine) -> HintSender | None:
+    """Made at the first hint or count. It ends with the pool: at `engine.dispose()`, or when the engine is gone.
 
     Where an app makes an engine for each task, many wait to be collected: the one that has rested longest ends for a new one.
-    Returns: None if all of them were used just now. Those that get no hint poll.
+    Returns: None if all of them were used just now. Dispatchers that get no hint poll.
     """
     sender = _senders.get(engine.pool)
     if sender is None:

@@ -76,6 +76,7 @@ APP_SIDE = frozenset(
             "idempotent_replay",
             "run_idempotent",
             "body_key",
+            "mismatches",
         ),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
         *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
@@ -89,7 +90,15 @@ that are marked `owner`: they change the schema, or have a dispatcher on an engi
 
 
 HINTED = frozenset(
-    {"test_hints", "test_wakeup", "test_hinted_claims", "test_dispatcher", "test_daemon", "test_many_processes"}
+    {
+        "test_hints",
+        "test_mismatches",
+        "test_wakeup",
+        "test_hinted_claims",
+        "test_dispatcher",
+        "test_daemon",
+        "test_many_processes",
+    }
 )
 """The modules whose tests send hints to other engines and processes, as an app does. In the others no sender has a thread and a
 connection, which cost a test several times what it does itself; dispatchers of the process are woken all the same.
@@ -134,7 +143,7 @@ class Copies:
         with suppress(sa.exc.OperationalError), database.last_connection() as connection:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection, database.kept.pids()):
                 if used := connection.execute(_USED, {"tables": OURS}).scalars().all():
-                    connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY")
+                    connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
                 connection.exec_driver_sql("SELECT setval('outbox_position', 1, false), pg_stat_reset()")
                 connection.exec_driver_sql(
                     "DELETE FROM pg_statistic"
@@ -248,7 +257,8 @@ def database(request: pytest.FixtureRequest) -> Database:
 @pytest.fixture(autouse=True)
 def hints_to_other_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.module.__name__ not in HINTED:
-        monkeypatch.setattr(HintSender, "send", lambda *hint, **settings: None)
+        for what in ("send", "count"):
+            monkeypatch.setattr(HintSender, what, lambda *given, **settings: None)
 
 
 @pytest.fixture

@@ -329,6 +329,16 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     store_with(record, "fillfactor = 90")
 
     op.create_table(
+        f"{prefix}mismatch",
+        sa.Column("id", sa.Uuid(), sa.ForeignKey(record.c.id, ondelete="CASCADE"), primary_key=True),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("first_at", at, nullable=False),
+        sa.Column("last_at", at, nullable=False),
+        schema=schema,
+    )
+    index("mismatch_last", "mismatch", ["last_at", "id"])
+
+    op.create_table(
         f"{prefix}tombstone",
         sa.Column("id", sa.Uuid(), primary_key=True),
         sa.Column("env", sa.String(64), nullable=False),
@@ -417,6 +427,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         _drop_functions(op, schema, prefix)
     apart = (
         "tombstone",
+        "mismatch",
         "record",
         "kid",
         "meta",

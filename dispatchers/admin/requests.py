@@ -1,16 +1,15 @@
 """What operators can read about requests: lists of the records, and one record with the entries that it caused.
 
-A request that is refused because its key belongs to another request (a mismatch) leaves no row: only the app's metrics and logs
-count it.
+A request that is refused because its key belongs to another request (a mismatch) has no record: it is counted at the record of
+the other one (`outbox.mismatches`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
 
 from dispatchers.admin.entries import EntrySummary, read_entries_where
 from outbox.errors import EntryNotFound, InvalidValue
@@ -20,14 +19,16 @@ from outbox.sql.schema import Tables, is_open
 
 OPEN_STATES = ("accepted", "leased")
 ANSWERED_STATES = ("succeeded", "failed")
+MISMATCHED: Final = "mismatched"
 
 RequestPlace: TypeAlias = tuple[datetime, UUID]
-"""Where a page ended: when the request began, of open ones, or until when its record is kept; and its id."""
+"""Where a page ended: when the request began, when its last mismatch came, or until when its record is kept; and its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Which requests. state: one of OPEN_STATES; None for those that are answered. status: the HTTP status of the answer."""
+    """Which requests. state: one of OPEN_STATES, or MISMATCHED for those with whose key another request came, in any state; None
+    for those that are answered. status: the HTTP status of the answer."""
 
     state: str | None = None
     key: str | None = None
@@ -43,6 +44,8 @@ class RequestSummary:
 
     key: the caller's key, for example an Idempotency-Key. status: that of the answer. completion: the operation that answers an
     accepted request. lease_until: of a claim under a lease. keep_until: when maintenance may delete the record.
+    mismatches: how many other requests came with its key, and were refused. mismatched_at: when the last of them came. A process
+    that crashes loses the counts of its last second.
     """
 
     id: UUID
@@ -58,6 +61,8 @@ class RequestSummary:
     answered_at: datetime | None
     replay_until: datetime
     keep_until: datetime
+    mismatches: int
+    mismatched_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +103,24 @@ def list_requests(
     after: RequestPlace | None = None,
     rows_max: int,
 ) -> RequestPage:
-    """A page of open requests, the oldest first, or of answered ones, those that are kept longest first.
+    """A page of open requests, the oldest first; of answered ones, those that are kept longest first; or of mismatched ones, the
+    latest first.
 
     rows_max: so many records are compared with the filter at most: the page may then be short, or empty, and not the last.
-    Raises `InvalidValue` for a state that no open request has.
+    Raises `InvalidValue` for a state that has no list.
     """
-    if wanted.state is not None and wanted.state not in OPEN_STATES:
-        raise InvalidValue("state", wanted.state, f"must be one of {list(OPEN_STATES)}, or None for answered requests")
+    states = [*OPEN_STATES, MISMATCHED]
+    if wanted.state is not None and wanted.state not in states:
+        raise InvalidValue("state", wanted.state, f"must be one of {states}, or None for answered requests")
     read_by_index(connection)
-    record, conditions = tables.record, _conditions(tables, wanted)
+    conditions = _conditions(tables, wanted)
     limit = rows_max if conditions else requests_max + 1
     rows = scanned(tables, wanted.state, after=after, limit=limit)
     part = rows.subquery("scanned")
-    found: Any = select(part.c.at, *_selected(tables)).join(record, record.c.id == part.c.id).where(*conditions)
-    order = (part.c.at, part.c.id) if wanted.state is not None else (part.c.at.desc(), part.c.id.desc())
+    found: Any = (
+        _summaries(tables).add_columns(part.c.at).join(part, part.c.id == tables.record.c.id).where(*conditions)
+    )
+    order = (part.c.at, part.c.id) if wanted.state in OPEN_STATES else (part.c.at.desc(), part.c.id.desc())
     page = connection.execute(found.order_by(*order).limit(requests_max + 1)).all()
     if len(page) > requests_max:
         last: Any = page[requests_max - 1]
@@ -126,18 +135,18 @@ def list_requests(
 
 def scanned(tables: Tables, state: str | None, *, after: RequestPlace | None, limit: int) -> Select[datetime, UUID]:
     """The first records of a list, by its index: `at` and `id`."""
-    record = tables.record
-    if state is not None:
+    record, mismatch = tables.record, tables.mismatch
+    if state in OPEN_STATES:
         at = record.c.created_at
         rows = select(at.label("at"), record.c.id).where(is_open(record, state))
         if after is not None:
             rows = rows.where(at >= after[0], or_(at > after[0], record.c.id > after[1]))
         return rows.order_by(at, record.c.id).limit(limit)
-    at = record.c.keep_until
-    rows = select(at.label("at"), record.c.id).where(record.c.answered_at.is_not(None))
+    at, id = (mismatch.c.last_at, mismatch.c.id) if state == MISMATCHED else (record.c.keep_until, record.c.id)
+    rows = select(at.label("at"), id).where(true() if state == MISMATCHED else record.c.answered_at.is_not(None))
     if after is not None:
-        rows = rows.where(at <= after[0], or_(at < after[0], record.c.id < after[1]))
-    return rows.order_by(at.desc(), record.c.id.desc()).limit(limit)
+        rows = rows.where(at <= after[0], or_(at < after[0], id < after[1]))
+    return rows.order_by(at.desc(), id.desc()).limit(limit)
 
 
 def _conditions(tables: Tables, wanted: RequestFilter) -> list[ColumnElement[bool]]:
@@ -152,18 +161,20 @@ def _conditions(tables: Tables, wanted: RequestFilter) -> list[ColumnElement[boo
     return [record.c[name] == value for name, value in given.items() if value is not None]
 
 
-def _selected(tables: Tables) -> Sequence[Any]:
-    record = tables.record
-    return [record.c.parent.label("key"), *(record.c[name] for name in _COLUMNS)]
+def _summaries(tables: Tables) -> Select[Any]:
+    record, mismatch = tables.record, tables.mismatch
+    counts = func.coalesce(mismatch.c.requests, 0).label("mismatches"), mismatch.c.last_at.label("mismatched_at")
+    selected = select(record.c.parent.label("key"), *(record.c[name] for name in _COLUMNS), *counts)
+    return selected.select_from(record.outerjoin(mismatch, mismatch.c.id == record.c.id))
 
 
 def summary(row: Row[Any]) -> RequestSummary:
-    return RequestSummary(**{name: getattr(row, name) for name in ("key", *_COLUMNS)})
+    return RequestSummary(**{name: getattr(row, name) for name in ("key", *_COLUMNS, "mismatches", "mismatched_at")})
 
 
 def read_records(connection: Connection, tables: Tables, condition: ColumnElement[bool]) -> list[RequestSummary]:
     """The records that meet the condition, oldest first."""
-    found: Any = select(*_selected(tables)).where(condition).order_by(tables.record.c.created_at, tables.record.c.id)
+    found: Any = _summaries(tables).where(condition).order_by(tables.record.c.created_at, tables.record.c.id)
     return [summary(row) for row in connection.execute(found)]
 
 

@@ -195,7 +195,9 @@ def found(found: "Found") -> "Iterator[RenderableType]":
     if found.entries:
         yield entries_of_parent(found.entries)
     for request in found.requests:
-        yield prose(f"request {request.id} of {request.source} {request.key}: {request.state}")
+        count = request.mismatches
+        refused = f"; refused {count:,} other request{'s' if count != 1 else ''} with its key" if count else ""
+        yield prose(f"request {request.id} of {request.source} {request.key}: {request.state}{refused}")
     if found.has_more:
         yield prose("and more: a longer text finds fewer", "yellow")
     if unread := _unread(found):

@@ -22,6 +22,7 @@ APP = {
     "queue": "SELECT, INSERT",  # `_guard_queue`
     "settlement": "SELECT",
     "record": f"SELECT, INSERT, UPDATE ({OPEN_CLAIM}), DELETE",  # `_guard_records`
+    "mismatch": "SELECT, INSERT, UPDATE (requests, last_at)",
     "tombstone": "SELECT",
     "meta": "SELECT",  # whose database it is, asked by `outbox.check`
     "kid": "SELECT",
@@ -58,6 +59,7 @@ DISPATCHER = {
     "meta": "SELECT, INSERT, UPDATE",
     "kid": "SELECT, INSERT, DELETE",
     "record": "SELECT, INSERT, UPDATE, DELETE",
+    "mismatch": "SELECT, INSERT, UPDATE (requests, last_at)",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
 
@@ -78,6 +80,7 @@ OPERATOR = {
     "meta": "SELECT",
     "kid": "SELECT",
     "record": "SELECT",
+    "mismatch": "SELECT",
     "tombstone": "SELECT",
 }
 

@@ -109,7 +109,7 @@ def _standing_lease(connection: Connection, key: RecordKey) -> _Standing | None:
 
 
 def _take_over(connection: Connection, key: RecordKey, standing: _Standing, length: timedelta) -> Lease:
-    require_same_request(key, standing.fingerprint, standing.fingerprint_version)
+    require_same_request(connection, key, standing.fingerprint, standing.fingerprint_version)
     if standing.rest > timedelta(0):
         raise key_in_flight(key.name, standing.rest)
     if standing.expired:  # a service may have forgotten the keys of an earlier attempt

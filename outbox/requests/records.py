@@ -37,6 +37,7 @@ from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey, parent_id
+from outbox.mismatches import count_mismatch
 from outbox.observer import ClaimObservation
 from outbox.requests.responses import Response
 from outbox.sql.connections import LockBudget
@@ -120,7 +121,7 @@ def claim_key(
             " and claim the rest in the next one"
         )
     found = _read_and_lock(connection, key)
-    answer = _answer(key, found)
+    answer = _answer(connection, key, found)
     if answer is not None:
         return answer
     if not found.locked and wait > timedelta(0):
@@ -245,30 +246,31 @@ def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
 
 def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
     """The answer to replay; None if the key is free. The caller has the key's lock."""
-    answer = _answer(key, found)
+    answer = _answer(connection, key, found)
     if answer is None and found.status is not None:
         _free_expired(connection, key)
     return answer
 
 
-def _answer(key: RecordKey, found: "_Found") -> Response | None:
+def _answer(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
     """The answer to replay; None if there is none, or it has expired. Raises for a mismatch or an expired key."""
     if found.tombstoned:
         raise key_expired(key)
     if found.lease_until is not None:
-        require_same_request(key, found.fingerprint, found.fingerprint_version)
+        require_same_request(connection, key, found.fingerprint, found.fingerprint_version)
         raise _under_lease(key, found.lease_until - found.now, expired=found.expired)
     if found.status is None or found.expired:
         return None
-    require_same_request(key, found.fingerprint, found.fingerprint_version)
+    require_same_request(connection, key, found.fingerprint, found.fingerprint_version)
     if found.body is None:
         raise key_expired(key)
     return Response(found.status, found.body, json.loads(found.headers))
 
 
-def require_same_request(key: RecordKey, fingerprint: bytes, version: int) -> None:
-    """Raise `RequestMismatch` if the stored fingerprint differs from this request's."""
+def require_same_request(connection: Connection, key: RecordKey, fingerprint: bytes, version: int) -> None:
+    """Count this request, and raise `RequestMismatch`, if the stored fingerprint differs from its own."""
     if version == FINGERPRINT_VERSION and fingerprint != key.fingerprint:
+        count_mismatch(connection, key.configuration, key.id)
         raise RequestMismatch(
             f"key {key.parent.key!r} was used before with another request: use a new key for a new request"
         )

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Column,
     Date,
     Float,
+    ForeignKey,
     Index,
     Integer,
     LargeBinary,
@@ -341,6 +342,20 @@ def record(prefix: str) -> list[Any]:
         _partial(f"{prefix}record_open", "state", "created_at", "id", where=f"state IN {OPEN}"),
         # serves retention: whether a record still needs a day's bodies
         _partial(f"{prefix}record_body", "body_day", "keep_until", where="body_day IS NOT NULL"),
+    ]
+
+
+def mismatch(prefix: str, schema: str | None) -> list[Any]:
+    """How many requests came with the key of a record, and differed. They are written apart: `outbox.mismatches`."""
+    record = f"{prefix}record.id" if schema is None else f"{schema}.{prefix}record.id"
+    return [
+        # whoever deletes the record, an app or maintenance, needs no right on this table
+        Column("id", Uuid, ForeignKey(record, ondelete="CASCADE"), primary_key=True, autoincrement=False),
+        Column("requests", BigInteger, nullable=False),
+        Column("first_at", Instant, nullable=False),
+        Column("last_at", Instant, nullable=False),
+        # serves the list of mismatched requests, the latest first
+        Index(f"{prefix}mismatch_last", "last_at", "id"),
     ]
 
 

@@ -59,6 +59,7 @@ class Tables:
     meta: Table
     kid: Table
     record: Table
+    mismatch: Table
     tombstone: Table
 
 
@@ -82,6 +83,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         meta=Table(f"{prefix}meta", metadata, *columns.meta(prefix), schema=schema),
         kid=Table(f"{prefix}kid", metadata, *columns.kid(), schema=schema),
         record=Table(f"{prefix}record", metadata, *columns.record(prefix), schema=schema),
+        mismatch=Table(f"{prefix}mismatch", metadata, *columns.mismatch(prefix, schema), schema=schema),
         tombstone=Table(f"{prefix}tombstone", metadata, *columns.tombstone(prefix), schema=schema),
     )
     for table, parameters in storage_parameters(tables).items():

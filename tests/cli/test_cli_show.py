@@ -163,6 +163,19 @@ def test_show_lists_what_it_found_if_that_is_several_entries(database: Database,
     assert len(printed.splitlines()) == 3
 
 
+def test_what_is_found_of_a_request_says_how_many_others_had_its_key(database: Database, ob: outbox.Outbox) -> None:
+    with database.begin() as session, ob.idempotent(session, "8e03978e", scope="ada", request={}) as claim:
+        ob.enqueue(session, "mail.send", {})
+        ob.enqueue(session, "crm.upsert", {})
+        claim.respond(201, {})
+    counted = {"id": claim.id, "requests": 2, "first_at": clock(), "last_at": clock()}
+    database.execute(sa.insert(TABLES.mismatch).values(counted))
+
+    printed = succeeded("show", "8e03978e", database=database)
+
+    assert "8e03978e: succeeded; refused 2 other requests with its key" in " ".join(printed.split())
+
+
 def test_what_names_nothing_is_not_found(database: Database) -> None:
     for name in ("show", "list"):
         status, code, text = error_of(name, "pi_404", database=database)

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import sqlalchemy as sa
 from support.accepted import Checkout
 from support.cli_runner import put_uncertain
 from support.dashboard import Browser, dashboard, signed_in
@@ -17,6 +18,7 @@ import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause
+from outbox.sql.dialect import clock
 
 PAGES = (
     "/overview",
@@ -146,6 +148,26 @@ def test_requests_are_filtered_and_one_is_shown_with_its_entries(database: Datab
     assert "9c1f" not in listed
     assert "bank.charge" in shown
     assert "mail.send" not in shown
+
+
+def test_requests_whose_key_came_with_others_are_listed_with_their_count(database: Database, ob: outbox.Outbox) -> None:
+    for key in ("8e03978e", "1c9d5f30"):
+        with database.begin() as session, ob.idempotent(session, key, scope="ada", request={}) as claim:
+            claim.respond(201, {})
+    id = claim.id
+    counted = {"id": id, "requests": 1250, "first_at": clock(), "last_at": clock()}
+    database.execute(sa.insert(TABLES.mismatch).values(counted))
+    with dashboard(database) as app:
+        browser = Browser(app)
+        listed = browser.text("/requests", state="mismatched")
+        (request,) = browser.api("/requests?state=mismatched").json()["requests"]
+        shown = browser.text(f"/requests/{id}")
+
+    assert (request["key"], request["mismatches"]) == ("1c9d5f30", 1250)
+    assert "1c9d5f30" in listed
+    assert "8e03978e" not in listed
+    assert "1\u202f250" in listed
+    assert "1\u202f250 other requests came with this key and were refused" in shown
 
 
 def test_what_a_customer_quotes_is_found_and_the_page_says_where(database: Database, ob: outbox.Outbox) -> None:

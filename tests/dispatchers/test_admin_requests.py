@@ -1,5 +1,6 @@
 """Requests as operators see them: lists of their records, and one with its entries."""
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -119,3 +120,28 @@ def test_a_request_that_was_never_made_is_not_found(database: Database) -> None:
 def test_answered_is_no_state_of_an_open_request(database: Database) -> None:
     with database.engine.begin() as connection, pytest.raises(InvalidValue, match="must be one of"):
         list_requests(connection, TABLES, RequestFilter(state="failed"), requests_max=1, rows_max=1)
+
+
+def mismatch(database: Database, id: UUID, requests: int, minutes: int) -> None:
+    """As `outbox.mismatches` counts; its last request came so many minutes ago."""
+    at = clock_plus(timedelta(minutes=-minutes))
+    database.execute(sa.insert(TABLES.mismatch).values(id=id, requests=requests, first_at=at, last_at=at))
+
+
+def test_mismatched_requests_are_listed_whatever_their_state_the_latest_first(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    ids = [answer(database, ob, f"key {number}") for number in range(4)]
+    Checkout(database, ob).accept(key="opened")
+    (opened,) = [row.id for row in database.records if row.state == "accepted"]
+    for minutes, id in enumerate([ids[2], opened, ids[0]]):
+        mismatch(database, id, requests=10 + minutes, minutes=minutes)
+
+    assert pages(database, state="mismatched", requests_max=1) == [ids[2], opened, ids[0]]
+    assert pages(database, state="mismatched", key="key 0", rows_max=1) == [ids[0]]
+    with database.engine.begin() as connection:
+        found = list_requests(connection, TABLES, RequestFilter(state="mismatched"), requests_max=50, rows_max=100)
+        usual = list_requests(connection, TABLES, RequestFilter(), requests_max=50, rows_max=100)
+    assert [request.mismatches for request in found.requests] == [10, 11, 12]
+    assert {request.id: request.mismatches for request in usual.requests} == dict(zip(ids, [12, 0, 10, 0], strict=True))
+    assert [request.mismatched_at is None for request in usual.requests] == [True, False, True, False]

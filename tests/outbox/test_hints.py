@@ -278,7 +278,7 @@ def test_a_sender_ends_with_its_engine(postgresql: Database, ob: outbox.Outbox, 
     with listening(postgresql) as ear:
         commit_on(engine, ob)
         ear.next()
-    thread = hints._sender_of(engine)._thread
+    thread = hints.sender_of(engine)._thread
 
     if ending == "disposed":
         engine.dispose()
@@ -361,7 +361,7 @@ def test_no_commit_waits_for_a_connection_that(
             assert troubled.asked.wait(TEST_TIMEOUT)
 
         assert len(postgresql.entries) == hint_sender.WAITING_MAX // 200
-        assert hints._sender_of(engine)._thread.is_alive()
+        assert hints.sender_of(engine)._thread.is_alive()
     finally:
         troubled.released.set()
         wait_for(lambda: "cannot send hints" in caplog.text)
@@ -386,7 +386,7 @@ def test_a_commit_succeeds_where_no_thread_can_be_started(
 
     assert len(postgresql.entries) == 1
     assert caplog.text.count("a hint to the dispatchers was not sent: RuntimeError") == 1
-    hints._sender_of(postgresql.engine).join(0)  # as at the end of the process
+    hints.sender_of(postgresql.engine).join(0)  # as at the end of the process
     with listening(postgresql) as ear:
         with postgresql.begin() as session:
             enqueue(session, ob, "mail.send", "order:2")
@@ -469,8 +469,8 @@ def fork_and_commit(database: Database, ob: outbox.Outbox) -> None:
         database.engine.dispose(close=False)
         with database.begin() as session:
             enqueue(session, ob, "child.send", "order:2")
-        hints._sender_of(database.engine).stop()
-        hints._sender_of(database.engine).join(TEST_TIMEOUT)
+        hints.sender_of(database.engine).stop()
+        hints.sender_of(database.engine).join(TEST_TIMEOUT)
         os._exit(0)
     finally:
         os._exit(1)

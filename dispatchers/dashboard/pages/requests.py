@@ -20,7 +20,9 @@ ROWS_MAX = 20_000
 class RequestsQuery:
     """Which requests, and from where."""
 
-    state: Literal["answered", "accepted", "leased"] = parameter("Answered requests, or open ones.", "answered")
+    state: Literal["answered", "accepted", "leased", "mismatched"] = parameter(
+        "Answered requests, open ones, or those whose key came with another request.", "answered"
+    )
     key: str | None = parameter("Only this key, for example an Idempotency-Key.", None)
     scope: str | None = parameter("Only of this caller.", None)
     source: str | None = parameter("Only from this source: http, app, inbox:...", None)
@@ -43,7 +45,7 @@ class RequestsPage:
 
 
 def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
-    """A page of requests: answered ones the longest kept first, open ones the oldest first."""
+    """A page of requests: answered ones the longest kept first, open ones the oldest first, mismatched ones the latest first."""
     wanted = RequestFilter(
         state=None if query.state == "answered" else query.state,
         key=query.key,

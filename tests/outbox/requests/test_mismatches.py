@@ -1,0 +1,245 @@
+"""Requests with another request's key are counted for operators, apart from the transaction that is refused."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from support.database import REQUEST, TABLES, Database
+from support.hints import TEST_TIMEOUT, listening, wait_for
+
+import outbox
+from outbox import hint_sender, hints
+from outbox.errors import RequestMismatch
+
+OTHER = {"customer": "ada", "amount": 13}
+KEY = "key-00001"
+
+
+def answer(database: Database, ob: outbox.Outbox, key: str = KEY, request: Any = REQUEST) -> None:
+    with database.begin() as session:
+        ob.run_idempotent(session, key, lambda claim: claim.respond(201, {}), scope="ada", request=request)
+
+
+def mismatches(database: Database) -> dict[str, int]:
+    """How many are counted, by the key."""
+    mismatch, record = TABLES.mismatch, TABLES.record
+    joined = sa.select(record.c.parent, mismatch.c.requests).join(record, record.c.id == mismatch.c.id)
+    with database.observer.connect() as connection:
+        return {row.parent: row.requests for row in connection.execute(joined)}
+
+
+def until_counted(database: Database, expected: dict[str, int]) -> None:
+    wait_for(lambda: mismatches(database) == expected)
+
+
+# --- every way to claim a key
+
+
+def by_idempotent(database: Database, ob: outbox.Outbox) -> None:
+    answer(database, ob, request=OTHER)
+
+
+def by_idempotent_caught(database: Database, ob: outbox.Outbox) -> None:
+    with database.begin() as session:
+        try:
+            with ob.idempotent(session, KEY, scope="ada", request=OTHER):
+                pass
+        except RequestMismatch as error:
+            mismatch = error
+    raise mismatch
+
+
+def by_lease(database: Database, ob: outbox.Outbox) -> None:
+    with ob.leased(database.engine, KEY, scope="ada", request=OTHER):
+        pass
+
+
+def by_async_session(driver: str) -> Callable[[Database, outbox.Outbox], None]:
+    async def run(database: Database, ob: outbox.Outbox) -> None:
+        engine = create_async_engine(database.url.set(drivername=f"postgresql+{driver}"))
+        try:
+            async with (
+                AsyncSession(engine) as session,
+                session.begin(),
+                ob.idempotent(session, KEY, scope="ada", request=OTHER),
+            ):
+                pass
+        finally:
+            await asyncio.to_thread(wait_for, lambda: mismatches(database) != {})
+            await engine.dispose()
+
+    return lambda database, ob: asyncio.run(run(database, ob))
+
+
+WAYS: dict[str, Callable[[Database, outbox.Outbox], None]] = {
+    "idempotent": by_idempotent,
+    "idempotent, caught": by_idempotent_caught,
+    "leased": by_lease,
+    "psycopg, async": by_async_session("psycopg"),
+    "asyncpg": by_async_session("asyncpg"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_with_anothers_key_is_counted(postgresql: Database, ob: outbox.Outbox, way: str) -> None:
+    answer(postgresql, ob)
+    answer(postgresql, ob, "key-00002")
+
+    with pytest.raises(RequestMismatch):
+        WAYS[way](postgresql, ob)
+
+    until_counted(postgresql, {KEY: 1})
+    (row,) = postgresql.rows(TABLES.mismatch)
+    assert row.first_at == row.last_at
+
+
+def test_a_request_with_the_key_of_a_lease_is_counted(postgresql: Database, ob: outbox.Outbox) -> None:
+    with ob.leased(postgresql.engine, KEY, scope="ada", request=REQUEST) as claim:
+        with pytest.raises(RequestMismatch):
+            by_lease(postgresql, ob)
+        with pytest.raises(RequestMismatch):
+            by_idempotent(postgresql, ob)
+        with postgresql.begin() as session, claim.fence(session) as fence:
+            fence.respond(201, {})
+
+    until_counted(postgresql, {KEY: 2})
+
+
+def test_the_same_request_and_an_expired_key_are_not_counted(postgresql: Database, ob: outbox.Outbox) -> None:
+    answer(postgresql, ob, "key-00002")
+    answer(postgresql, ob, "key-00002")
+    postgresql.age_records(timedelta(days=30))
+    answer(postgresql, ob)
+    answer(postgresql, ob, "key-00002", OTHER)
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, ob)
+
+    until_counted(postgresql, {KEY: 1})
+
+
+# --- apart from the business transaction
+
+
+def test_nothing_is_counted_in_the_business_transaction(postgresql: Database, ob: outbox.Outbox) -> None:
+    answer(postgresql, ob)
+    seen: list[str] = []
+    sa.event.listen(postgresql.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
+
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, ob)
+
+    until_counted(postgresql, {KEY: 1})
+    assert seen
+    assert not [statement for statement in seen if "mismatch" in statement]
+
+
+def test_mismatches_of_a_moment_are_one_transaction(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[str] = []
+    execute = hint_sender._Link.execute
+
+    def see(link: Any, statements: Any) -> None:
+        executed.extend(statements)
+        execute(link, statements)
+
+    monkeypatch.setattr(hint_sender._Link, "execute", see)
+    monkeypatch.setattr(hint_sender, "COUNT_SECONDS", 0.5)
+    for key in ("key-00001", "key-00002"):
+        answer(postgresql, ob, key)
+    for _ in range(10):
+        for key in ("key-00001", "key-00002"):
+            with pytest.raises(RequestMismatch):
+                answer(postgresql, ob, key, OTHER)
+
+    until_counted(postgresql, {"key-00001": 10, "key-00002": 10})
+    assert len([statement for statement in executed if statement.startswith("INSERT")]) < 10
+
+
+def test_what_is_counted_when_the_process_ends_is_stored(postgresql: Database, ob: outbox.Outbox) -> None:
+    answer(postgresql, ob)
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, ob)
+    until_counted(postgresql, {KEY: 1})
+    for _ in range(3):
+        with pytest.raises(RequestMismatch):
+            by_idempotent(postgresql, ob)
+
+    sender = hints.sender_of(postgresql.engine)
+    assert sender is not None
+    sender.stop()
+    sender.join(TEST_TIMEOUT)
+
+    assert mismatches(postgresql) == {KEY: 4}
+
+
+def test_no_hint_and_no_request_waits_for_a_lock_on_the_counts(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hint_sender, "RETRY_SECONDS", (0.0, 0.0))
+    answer(postgresql, ob)
+    with postgresql.observer.connect() as migration, listening(postgresql) as ear:
+        migration.execute(sa.text("LOCK TABLE outbox_mismatch"))
+        with pytest.raises(RequestMismatch):
+            by_idempotent(postgresql, ob)
+        wait_for(lambda: "cannot count mismatched requests" in caplog.text)
+        with Session(postgresql.engine) as session, session.begin():
+            ob.enqueue(session, "crm.upsert", {}, parent="order:1")
+        assert ear.next().due == frozenset({("crm", "crm.upsert")})
+
+    until_counted(postgresql, {KEY: 1})
+    wait_for(lambda: "can be counted again" in caplog.text)
+
+
+def test_requests_are_refused_as_ever_before_the_migration(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer(postgresql, ob)
+    postgresql.execute(sa.text("DROP TABLE outbox_mismatch"))
+
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, ob)
+
+    wait_for(lambda: "cannot count mismatched requests" in caplog.text)
+    assert "UndefinedTable" in caplog.text
+
+
+# --- where nothing is counted
+
+
+def test_an_outbox_without_hints_counts_nothing(postgresql: Database, ob: outbox.Outbox) -> None:
+    quiet = outbox.Outbox(ob.configuration.keyring, env="test", hints=False)
+    answer(postgresql, quiet)
+
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, quiet)
+
+    assert postgresql.engine.pool not in hints._senders
+
+
+def test_on_sqlite_nothing_is_counted(sqlite: Database, ob: outbox.Outbox) -> None:
+    answer(sqlite, ob)
+
+    with pytest.raises(RequestMismatch):
+        by_idempotent(sqlite, ob)
+
+    assert sqlite.engine.pool not in hints._senders
+
+
+# --- with the record
+
+
+def test_the_count_goes_with_its_record(postgresql: Database, ob: outbox.Outbox) -> None:
+    answer(postgresql, ob)
+    with pytest.raises(RequestMismatch):
+        by_idempotent(postgresql, ob)
+    until_counted(postgresql, {KEY: 1})
+
+    postgresql.execute(sa.delete(TABLES.record))
+
+    assert postgresql.rows(TABLES.mismatch) == []
