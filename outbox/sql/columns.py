@@ -349,7 +349,7 @@ def mismatch(prefix: str, schema: str | None) -> list[Any]:
     """How many requests came with the key of a record, and differed. They are written apart: `outbox.mismatches`."""
     record = f"{prefix}record.id" if schema is None else f"{schema}.{prefix}record.id"
     return [
-        # whoever deletes the record, an app or maintenance, needs no right on this table
+        # an app or maintenance that deletes the record needs no right on this table
         Column("id", Uuid, ForeignKey(record, ondelete="CASCADE"), primary_key=True, autoincrement=False),
         Column("requests", BigInteger, nullable=False),
         Column("first_at", Instant, nullable=False),

@@ -42,9 +42,9 @@ class MismatchCounts:
         self._counts.clear()
 
     def statements(self) -> Iterator[str]:
-        """One transaction, which waits for no disk, and gives up soon if somebody holds a lock.
+        """One transaction, which waits for no disk, and gives up soon if another one holds a lock.
 
-        The rows are locked in the order of their ids. A count whose record is gone is left out. Whoever executes this ends the
+        The rows are locked in the order of their ids. A count whose record is gone is left out. The caller ends the
         connection if a statement fails, and so the transaction.
         """
         yield "BEGIN ISOLATION LEVEL READ COMMITTED"
