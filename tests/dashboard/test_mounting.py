@@ -32,8 +32,11 @@ def in_starlette(app: Any) -> Any:
 def beside_django(app: Any) -> Any:
     from django.conf import settings
 
-    if not settings.configured:
-        settings.configure(ALLOWED_HOSTS=["*"], SECRET_KEY="x", ROOT_URLCONF=__name__)
+    if not settings.configured:  # as `http_requests.use_django` needs them, whose tests may come later in this process
+        databases = {"default": {"ENGINE": "django.db.backends.postgresql"}}
+        settings.configure(
+            DATABASES=databases, USE_TZ=True, ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None, ROOT_URLCONF=__name__
+        )
     from django.core.asgi import get_asgi_application
 
     return Starlette(routes=[Mount("/ops/outbox", app), Mount("/", get_asgi_application())])
