@@ -163,7 +163,7 @@ def test_show_lists_what_it_found_if_that_is_several_entries(database: Database,
     assert len(printed.splitlines()) == 3
 
 
-def test_what_is_found_of_a_request_says_how_many_others_had_its_key(database: Database, ob: outbox.Outbox) -> None:
+def test_a_found_request_says_how_many_others_had_its_key(database: Database, ob: outbox.Outbox) -> None:
     with database.begin() as session, ob.idempotent(session, "8e03978e", scope="ada", request={}) as claim:
         ob.enqueue(session, "mail.send", {})
         ob.enqueue(session, "crm.upsert", {})

@@ -150,7 +150,7 @@ def test_requests_are_filtered_and_one_is_shown_with_its_entries(database: Datab
     assert "mail.send" not in shown
 
 
-def test_requests_whose_key_came_with_others_are_listed_with_their_count(database: Database, ob: outbox.Outbox) -> None:
+def test_requests_whose_key_came_with_others_are_listed(database: Database, ob: outbox.Outbox) -> None:
     for key in ("8e03978e", "1c9d5f30"):
         with database.begin() as session, ob.idempotent(session, key, scope="ada", request={}) as claim:
             claim.respond(201, {})

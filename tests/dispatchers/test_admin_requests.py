@@ -128,9 +128,7 @@ def mismatch(database: Database, id: UUID, requests: int, minutes: int) -> None:
     database.execute(sa.insert(TABLES.mismatch).values(id=id, requests=requests, first_at=at, last_at=at))
 
 
-def test_mismatched_requests_are_listed_whatever_their_state_the_latest_first(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_mismatched_requests_are_listed_in_any_state_the_latest_first(database: Database, ob: outbox.Outbox) -> None:
     ids = [answer(database, ob, f"key {number}") for number in range(4)]
     Checkout(database, ob).accept(key="opened")
     (opened,) = [row.id for row in database.records if row.state == "accepted"]
