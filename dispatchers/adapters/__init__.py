@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dispatchers.adapters.brokers.kafka import KafkaAdapter
     from dispatchers.adapters.brokers.nats import NatsAdapter
     from dispatchers.adapters.brokers.rabbitmq import RabbitMqAdapter
+    from dispatchers.adapters.brokers.redis import RedisAdapter
     from dispatchers.adapters.email.adapter import SmtpAdapter
     from dispatchers.adapters.email.lookup import ImapSearch
     from dispatchers.adapters.http.adapter import HttpAdapter
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryAdapter",
     "NatsAdapter",
     "RabbitMqAdapter",
+    "RedisAdapter",
     "SmtpAdapter",
     "SnsFifoAdapter",
     "SqsFifoAdapter",
@@ -45,6 +47,7 @@ _HOMES = {
     "MemoryAdapter": "memory",
     "NatsAdapter": "brokers.nats",
     "RabbitMqAdapter": "brokers.rabbitmq",
+    "RedisAdapter": "brokers.redis",
     "SmtpAdapter": "email.adapter",
     "SnsFifoAdapter": "brokers.aws.sns",
     "SqsFifoAdapter": "brokers.aws.sqs",

@@ -473,6 +473,7 @@ ALLOWED = {
     "adapters/brokers/kafka_producer.py": {"import"},  # librdkafka answers on its own thread, with no event loop
     "adapters/brokers/nats_connection.py": {"import"},  # which server of a cluster is asked first
     "adapters/brokers/rabbitmq_connection.py": {"import"},  # which server of a cluster is asked first
+    "adapters/brokers/redis_connection.py": {"import"},  # which server is asked first
     "adapters/workflows/dbos.py": {"_start", "_left"},  # how long a thread may still begin a commit
 }
 

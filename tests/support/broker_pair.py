@@ -73,8 +73,9 @@ class Broker(Protocol):
 
 def brokers() -> dict[str, type[Any]]:
     from support.pair_nats import NatsPair
+    from support.pair_redis import RedisPair
 
-    return {"nats": NatsPair}
+    return {"nats": NatsPair, "redis": RedisPair}
 
 
 # --- the processes

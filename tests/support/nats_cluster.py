@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,6 +13,8 @@ import nats
 import pytest
 from nats.errors import Error
 from nats.js.errors import NotFoundError
+
+from support.free_ports import free_ports
 
 READY_SECONDS_MAX = 60
 PASSWORD = "open-sesame-5eb63bbb"
@@ -82,7 +83,7 @@ class Cluster:
     """Three nodes. urls: as an administrator. servers: without credentials."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
-        ports = _free_ports(2 * size)
+        ports = free_ports(2 * size)
         self.nodes = [Node(folder, number, ports[number], ports[size:]) for number in range(size)]
 
     @property
@@ -148,17 +149,3 @@ def running_cluster(folder: Path, size: int = 3) -> Iterator[Cluster]:
     finally:
         for node in cluster.nodes:
             node.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextmanager(_bound)(count) as sockets:
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _bound(count: int) -> Iterator[list[socket.socket]]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        yield sockets
-    finally:
-        for each in sockets:
-            each.close()

@@ -399,4 +399,4 @@ def test_no_client_library_is_loaded_with_the_ids():
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
     assert {f"outbox.inboxes.{name}" for name in inboxes.__all__ if name != "MessageIdentity"} < set(loaded)
-    assert not {"boto3", "confluent_kafka", "pika", "nats", "stripe", "cloudevents"} & set(loaded)
+    assert not {"boto3", "confluent_kafka", "pika", "nats", "redis", "stripe", "cloudevents"} & set(loaded)

@@ -1,0 +1,217 @@
+"""Redis Streams: appends each entry to a stream as one message, and waits for the server's answer.
+
+    orders = RedisAdapter("rediss://shop:...@redis.example.com", at_least_once=True)
+    Dispatcher(..., adapters={"orders": orders})
+
+    outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the stream `orders.placed`
+
+The field `body` is the payload's JSON. The child key is the field `event_id`, where `outbox.inboxes.redis.by_event_id` finds it.
+The adapter deduplicates nothing: after a lost answer an entry is `uncertain`, unless the adapter has `at_least_once=True`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from redis.asyncio import ConnectionPool
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from dispatchers.adapters.brokers.batch import Batches, BatchLimits
+from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
+from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
+from dispatchers.adapters.brokers.redis_answers import Moved
+from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnection, connected
+from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from outbox.errors import ConfigurationError
+
+BODY: Final = "body"
+LIMITS: Final[Mapping[str, int]] = {"items_max": 500, "size_max": 1_048_576}  # of one write
+OPTIONS: Final = frozenset(
+    {
+        *("username", "password", "credential_provider", "client_name"),
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password"),
+        *("ssl_check_hostname", "ssl_min_version"),
+    }
+)
+"""What `connect` may have: the options of redis-py that decide neither how long it waits nor whether it tries again."""
+
+Node = tuple[str, int] | None
+"""A node of a cluster, or one of the servers that the adapter was given."""
+
+
+class Message(NamedTuple):
+    """One XADD. latest: when it may be written, on the event loop's clock."""
+
+    stream: str
+    command: Arguments
+    size: int
+    latest: float
+
+
+class RedisAdapter(Adapter):
+    """Appends to streams. It needs Redis 6 or later, also as a cluster, or what speaks its protocol.
+
+    urls: "redis://user:password@host:6379/0", "rediss://" or "unix://"; several for one primary that moves among them, or for one
+        cluster. They are never shown.
+    stream: of each operation: a template with `{operation}`, or a mapping from operations to streams. An entry's
+        `options={"stream": ...}` replaces it.
+    key_field: the field for the child key.
+    maxlen: about how many messages a stream keeps (`MAXLEN ~`); None for all. Redis deletes the oldest, read or not.
+    replicas: how many replicas must confirm a message (`WAIT`). Without enough of them it is in doubt.
+    at_least_once: whether to append again after a lost answer. The message may then be there twice, and the consumer's inbox
+        must recognise it. False, the default: the entry is `uncertain`.
+    connect: options of redis-py for the connection: username, password, credential_provider, ssl_ca_certs. They are never shown.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        stream: str | Mapping[str, str] = OPERATION,
+        key_field: str = "event_id",
+        maxlen: int | None = None,
+        replicas: int = 0,
+        at_least_once: bool = False,
+        timeout: timedelta = timedelta(seconds=10),
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        connect: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(key_field, str) or not key_field or key_field == BODY:
+            raise ConfigurationError(f"key_field={key_field!r} must be the name of a field other than {BODY!r}")
+        if maxlen is not None and (not isinstance(maxlen, int) or maxlen < 1):
+            raise ConfigurationError(f"maxlen={maxlen!r} must be an int of at least 1, or None")
+        if not isinstance(replicas, int) or replicas < 0:
+            raise ConfigurationError(f"replicas={replicas!r} must be an int of at least 0")
+        self.at_least_once = at_least_once
+        self.timeout = timeout
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+        self._pools = _pools(urls, connect or {})
+        self._streams = Places("stream", stream)
+        self._key_field = key_field
+        self._trimming: Arguments = () if maxlen is None else ("MAXLEN", "~", maxlen)
+        self._replicas = replicas
+        self._connections: dict[Node, OneConnection[RedisConnection]] = {}
+        self._nodes: dict[int, Node] = {}  # by hash bucket; empty without a cluster
+        limits = BatchLimits[Message](size=lambda message: message.size, **LIMITS)
+        self._batches = Batches[Message, Outcome](self._publish, limits)
+
+    def __repr__(self) -> str:
+        return f"RedisAdapter(replicas={self._replicas!r})"
+
+    def serves(self, operation: str) -> bool:
+        return self._streams.serves(operation)
+
+    def nearest(self, operation: str) -> str | None:
+        return self._streams.nearest(operation)
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            stream = self._streams.of(delivery)
+        except Unsendable as problem:
+            return Rejected(str(problem))
+        fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}
+        named = [part for field in fields.items() for part in field]
+        command = ("XADD", stream, *self._trimming, "*", BODY, delivery.body, *named)
+        latest = delivery.deadline - self.timeout.total_seconds() / 2
+        return await self._batches.send(Message(stream, command, len(delivery.body), latest))
+
+    async def aclose(self) -> None:
+        """Close the connections. You may use the adapter again afterwards."""
+        await self._batches.aclose()
+        for connection in self._connections.values():
+            await connection.aclose()
+
+    # --- batches
+
+    async def _publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """A message of a cluster whose node was unknown is appended there in a second round."""
+        outcomes = await self._append(messages)
+        moved = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Moved)]
+        if moved:
+            again = await self._append([messages[number] for number in moved])
+            for number, outcome in zip(moved, again, strict=True):
+                outcomes[number] = outcome
+        return [Deferred("the cluster moves the stream") if isinstance(each, Moved) else each for each in outcomes]
+
+    async def _append(self, messages: Sequence[Message]) -> list[Outcome | Moved]:
+        """Append each message at the node that has its stream, as far as known."""
+        of_nodes: dict[Node, list[int]] = {}
+        for number, message in enumerate(messages):
+            node = self._nodes.get(key_slot(message.stream.encode())) if self._nodes else None
+            of_nodes.setdefault(node, []).append(number)
+        outcomes: list[Outcome | Moved] = [Deferred("")] * len(messages)
+
+        async def append(node: Node, numbers: Sequence[int]) -> None:
+            found = await self._append_at(node, [messages[number] for number in numbers])
+            for number, outcome in zip(numbers, found, strict=True):
+                outcomes[number] = outcome
+                if isinstance(outcome, Moved):
+                    self._nodes[outcome.bucket] = (outcome.host, outcome.port)
+
+        await asyncio.gather(*(append(node, numbers) for node, numbers in of_nodes.items()))
+        return outcomes
+
+    async def _append_at(self, node: Node, messages: Sequence[Message]) -> list[Outcome | Moved]:
+        latest = min(message.latest for message in messages)
+        if node not in self._connections:
+            self._connections[node] = OneConnection(partial(self._open, node))
+        one = self._connections[node]
+        try:
+            connection = one.present() or await one.ready(latest)
+        except (NotReady, RedisError, OSError) as problem:  # a TimeoutError too
+            self._nodes = {bucket: each for bucket, each in self._nodes.items() if each != node}
+            outcome = (
+                problem.outcome
+                if isinstance(problem, NotReady)
+                else Deferred(f"nothing was sent, no connection: {type(problem).__name__}")
+            )
+            return [outcome] * len(messages)
+        return await connection.append([message.command for message in messages], latest)
+
+    async def _open(self, node: Node) -> RedisConnection:
+        wait_seconds = (
+            self.timeout.total_seconds() * 0.4
+        )  # what is written at `latest` must be answered in the other half
+        return await connected(
+            [_client(pool, node) for pool in (self._pools if node is None else self._pools[:1])],
+            lambda client: RedisConnection(client, self._replicas, wait_seconds),
+        )
+
+
+def _client(pool: ConnectionPool, node: Node) -> Callable[[], AbstractConnection]:
+    """The constructor of a client; for a node of a cluster with the settings of the first server."""
+    there = {} if node is None else {"host": node[0], "port": node[1]}
+    return partial(pool.connection_class, **pool.connection_kwargs | there)
+
+
+def _pools(urls: str | Sequence[str], connect: Mapping[str, Any]) -> list[ConnectionPool]:
+    """One for each server. They hold settings and no connection."""
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if unknown := sorted(connect.keys() - OPTIONS):
+        raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
+    for number, url in enumerate(given):
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+            raise ConfigurationError(
+                f"urls[{number}] must be a URL such as rediss://user:password@host:6379/0 (it is not shown)"
+            )
+        if unknown := sorted(parse_qs(urlsplit(url).query).keys() - OPTIONS - {"db"}):
+            raise ConfigurationError(
+                f"urls[{number}] has {unknown}: its query may have db, {', '.join(sorted(OPTIONS))}"
+            )
+    if not given:
+        raise ConfigurationError("urls=[] must name one server at least, such as 'redis://host:6379'")
+    try:
+        alone = {"retry": Retry(NoBackoff(), 0), "socket_timeout": None, "socket_connect_timeout": None}
+        settings = {"protocol": 2, **alone, **connect}
+        return [ConnectionPool.from_url(url, **settings) for url in given]
+    except ValueError as error:
+        raise ConfigurationError(f"urls: redis-py does not take them: {type(error).__name__}") from None
