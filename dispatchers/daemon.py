@@ -67,7 +67,31 @@ class Work(Protocol):
     async def close(self) -> None: ...
 
 
+class Process(Protocol):
+    """What signals stop. grace: how long its drain waits for the sends in flight."""
+
+    grace: timedelta
+
+    async def abandon(self) -> None: ...
+
+
+class Stop(Protocol):
+    """stopping: set when the drain begins. cut_short: whether the entries in flight are left to their leases."""
+
+    stopping: asyncio.Event
+
+    @property
+    def cut_short(self) -> bool: ...
+
+
 def run(dispatcher: Work, server: HttpServer | None = None) -> None:
+    """Run the process of one dispatcher: see `run_process`."""
+    run_process(dispatcher, partial(work_on, dispatcher), server)
+
+
+def run_process(
+    process: Process, work: Callable[[Stop], Coroutine[Any, Any, None]], server: HttpServer | None = None
+) -> None:
     """Work until SIGTERM or Ctrl-C, then drain. A second signal ends the process at once with exit status 1, and so does a
     database that has not answered when the grace period is over. The leases of sends in flight then expire.
 
@@ -75,7 +99,7 @@ def run(dispatcher: Work, server: HttpServer | None = None) -> None:
     """
     atexit.register(_ignore_signals)
     with tuned_interpreter():
-        serving = _serve(dispatcher, lambda number, frame: os._exit(STOPPED_AT_ONCE), server)
+        serving = _serve(process, work, lambda number, frame: os._exit(STOPPED_AT_ONCE), server)
         is_drained = asyncio.run(serving)
     if not is_drained:
         log.warning("stopped without draining: entries in flight stay in doubt until their leases expire")
@@ -90,17 +114,21 @@ async def serve(dispatcher: Work) -> bool:
     While it works it handles both signals. At its end it restores the handlers of `signal.signal`. If you use handlers of
     `loop.add_signal_handler`, add them again. None of its own tasks is left.
     """
-    return await _serve(dispatcher)
+    return await _serve(dispatcher, partial(work_on, dispatcher))
 
 
-async def _serve(dispatcher: Work, afterwards: Handler | None = None, server: HttpServer | None = None) -> bool:
+async def _serve(
+    process: Process,
+    work: Callable[[Stop], Coroutine[Any, Any, None]],
+    afterwards: Handler | None = None,
+    server: HttpServer | None = None,
+) -> bool:
     if server is not None:
         await server.start()
-    signals = Signals(dispatcher)
+    signals = Signals(process)
     signals.listen(afterwards)
-    schedule = _schedule(dispatcher, signals.stopping)
     try:
-        await signals.guard(_work(dispatcher, schedule, signals))
+        await signals.guard(work(signals))
     finally:
         signals.close()
         if server is not None:
@@ -116,20 +144,22 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _work(dispatcher: Work, schedule: AsyncIOScheduler, signals: "Signals") -> None:
-    await _check_patiently(dispatcher, signals.stopping)
-    if signals.stopping.is_set():
+async def work_on(dispatcher: Work, stop: Stop) -> None:
+    """Work on one database, with its maintenance, until `stop.stopping` is set."""
+    await _check_patiently(dispatcher, stop.stopping)
+    if stop.stopping.is_set():
         return
+    schedule = _schedule(dispatcher, stop.stopping)
     schedule.start()
     log.info("started: %s", dispatcher.described)
     try:
         async with dispatcher.heartbeats.running():
-            await dispatcher.pump(signals.stopping)
+            await dispatcher.pump(stop.stopping)
     finally:
         schedule.shutdown(wait=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                if not signals.cut_short:
+                if not stop.cut_short:
                     await dispatcher.heartbeats.leave()
                 await dispatcher.close()
 
@@ -182,10 +212,10 @@ class Signals:
     stopping: set by the first. cut_short: whether the entries in flight were left to their leases.
     """
 
-    def __init__(self, dispatcher: Work) -> None:
+    def __init__(self, process: Process) -> None:
         self.stopping = asyncio.Event()
         self.cut_short = False
-        self._dispatcher = dispatcher
+        self._process = process
         self._loop = asyncio.get_running_loop()
         self._working: asyncio.Task[None] | None = None
         self._is_cancelled = False
@@ -226,19 +256,19 @@ class Signals:
             self.cut_short = True
             self._abandoning.add(self._loop.create_task(self._abandon()))
         else:
-            log.info("%s: draining; sends in flight have %s to finish", number.name, self._dispatcher.grace)
+            log.info("%s: draining; sends in flight have %s to finish", number.name, self._process.grace)
             self.stopping.set()
             self._abandoning.add(self._loop.create_task(self._abandon_late()))
 
     async def _abandon_late(self) -> None:
         """Abandon the drain when its time is over: an exchange with an unreachable database would block it."""
-        await asyncio.sleep(self._dispatcher.grace.total_seconds() + LATE_SECONDS)
+        await asyncio.sleep(self._process.grace.total_seconds() + LATE_SECONDS)
         log.warning("grace period over and the database does not answer: stopping; entries in flight will be in doubt")
         self.cut_short = True
         await self._abandon()
 
     async def _abandon(self) -> None:
-        await self._dispatcher.abandon()
+        await self._process.abandon()
         # What did come back is settled, if the database answers at all.
         working = self._working
         if working is not None and not (await asyncio.wait([working], timeout=SETTLE_SECONDS))[0]:

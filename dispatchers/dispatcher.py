@@ -26,6 +26,7 @@ from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
+from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import GivenSettings, Settings
@@ -160,6 +161,7 @@ class Dispatcher:
             keyring=lambda: self.keyring,
             clock=clock,
             rng=rng,
+            parts=self._parts(),
         )
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight, self._activity.tally)
@@ -168,6 +170,9 @@ class Dispatcher:
         )
         self._sought: UUID | None = None
         self._stopping: asyncio.Event | None = None
+
+    def _parts(self) -> Parts:
+        return Parts()
 
     def _env(self) -> str:
         return self._outbox.configuration.env

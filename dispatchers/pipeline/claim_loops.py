@@ -20,11 +20,12 @@ from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import claim_ahead_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
-from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS
 from dispatchers.pipeline.levels import read_levels
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
+from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler, entries_max
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, entries_max
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
@@ -46,9 +47,7 @@ IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: there are no cursors then,
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
-PERMIT_REPORTS_MAX = (
-    20  # attempts to report free permits, `BUSY_SECONDS` apart; later the permits expire with their lease
-)
+PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
 
 
 class Progress(NamedTuple):
@@ -67,8 +66,7 @@ class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
-    clock: the process's clock, in seconds. refusal: why this process must end, if it must. in_flight: how many entries are
-    being sent.
+    clock: the process's clock, in seconds. refusal: why this process must end. in_flight: how many entries are being sent.
     """
 
     def __init__(
@@ -85,13 +83,14 @@ class ClaimLoops:
         keyring: Callable[[], Keyring],
         clock: Callable[[], float],
         rng: random.Random,
+        parts: Parts,
     ) -> None:
         self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
         self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
         self._activity = activity
-        self._flow = FlowMonitor(settings.limits, clock=clock, rng=rng)
+        self._flow = parts.flow(settings.limits, clock=clock, rng=rng)
         pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
-        self._scheduler = Scheduler(
+        self._scheduler = parts.scheduler(
             routes.destinations,
             permits=settings.concurrency,
             permits_in_all=settings.in_flight_max,
@@ -113,7 +112,7 @@ class ClaimLoops:
             clock=clock,
             rng=rng,
             flow=self._flow,
-            permits_of=self._scheduler.permits_of,
+            queue=parts.queue(self._scheduler.permits_of, clock),
             done=self._collector.done,
             activity=activity,
         )
@@ -126,9 +125,8 @@ class ClaimLoops:
             clock=clock,
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
-        self._exchanging, self._cutoff = 0, NEVER
-        self._swept_at, self._has_claimed = -math.inf, False  # whether a claim since the last sweep brought entries
-        self._round_at = -math.inf  # when a loop last began a round of all destinations
+        self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
+        self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
         self._has_refreshed = False  # before the first sweep, pauses are unknown, and an entry's age could be wrong
         self.refusal: ConfigurationError | None = None
 
@@ -185,6 +183,11 @@ class ClaimLoops:
         """Stop sending at once."""
         await self._sender.abandon()
         await self._collector.alone.abandon()
+
+    def wake(self) -> None:  # another database's dispatcher has left permits to this one
+        self._scheduler.begin_round()
+        self._collector.news.set()
+        self._sender.follow()
 
     # --- the loops
 

@@ -156,7 +156,7 @@ class FlowMonitor:
                 ours = sum(each.permits for each in state.permits_taken if each.token == token)
                 if ours:
                     self._under_way[name, token] = ours
-                self._see(name, state, flow_states)
+                self.see(name, state, flow_states)
         return not shut <= self.shut_until.keys()
 
     def refresh(self, flow_states: FlowStates) -> None:
@@ -167,9 +167,10 @@ class FlowMonitor:
             self.shut_until.pop(name, None)
             self._report(name, None)
         for name, state in flow_states.of.items():
-            self._see(name, state, flow_states)
+            self.see(name, state, flow_states)
 
-    def _see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
+    def see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
+        """Store the state of one destination."""
         self._seen[name] = state
         limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
         state = replace(state, permits_taken=still_taken(state.permits_taken, flow_states.at, left))

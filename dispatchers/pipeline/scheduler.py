@@ -192,7 +192,7 @@ class Scheduler:
         passed_over: how many entries were claimed beside `claimed`. If the claim is full, its last destinations may not have
         been asked, so they come first again.
         """
-        self.give_all_back(quotas)
+        self._return(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.reserve(name, count)
@@ -231,6 +231,9 @@ class Scheduler:
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """Give back the permits of a claim that failed."""
+        self._return(quotas)
+
+    def _return(self, quotas: Sequence[Quota]) -> None:
         for quota in quotas:
             self._free(quota.destination, quota.permits, quota.reserved)
             if quota.called_back:

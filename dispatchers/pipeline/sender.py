@@ -52,7 +52,7 @@ class Sender:
 
     done: called at the end of each send, with the entry, the adapter's answer and the transition, if there are any.
     keyring: called only for a later key epoch. flow: stores which destinations were paused.
-    permits_of: how many entries of a destination may be sent at the same time. Entries claimed ahead wait.
+    queue: in it the entries wait that were claimed ahead.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sender:
         clock: Callable[[], float],
         rng: random.Random,
         flow: FlowMonitor,
-        permits_of: Callable[[str], int],
+        queue: SendQueue,
         done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
         activity: ActivityLog,
     ) -> None:
@@ -78,7 +78,7 @@ class Sender:
         self._activity = activity
         self._ask = self._answer if activity.trace is None else partial(self._traced, activity.trace)
         self._ready: deque[Work] = deque()
-        self._queue = SendQueue(permits_of, clock)
+        self._queue = queue
         self._working: dict[Worker, None] = {}  # a dict keeps the order: a seed must repeat its run
         self._idle: list[Worker] = []
         self._called = False
