@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Unknown,
     )
     from dispatchers.dispatcher import Dispatcher
+    from dispatchers.fleet import Fleet
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
     from dispatchers.time_limits import FOREVER
@@ -52,6 +53,7 @@ __all__ = [
     "Delivery",
     "Dispatcher",
     "Finding",
+    "Fleet",
     "Found",
     "InProgress",
     "KeyConflict",
@@ -70,6 +72,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Completed": "callbacks",
     "Dispatcher": "dispatcher",
     "FOREVER": "time_limits",
+    "Fleet": "fleet",
     "Limits": "flow_control.state",
     "Operations": "operations",
     "SettledEntry": "callbacks",

@@ -15,6 +15,7 @@ from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:
     from dispatchers.dispatcher import Dispatcher
+    from dispatchers.fleet import Fleet
 
 SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
 """Loggers that show headers, bodies or URLs at DEBUG or INFO. The app's own code may set them otherwise."""
@@ -35,9 +36,16 @@ SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
     callback=lambda context, option, value: value if value is None else _checked_address(value),
     help="Serve /metrics, /livez and /readyz at this address, for example 127.0.0.1:9464.",
 )
+@click.option(
+    "--databases",
+    metavar="FILE",
+    envvar="OUTBOX_DATABASES",
+    show_envvar=True,
+    help="Databases of a Fleet: lines `name = url`. SIGHUP reads the file again.",
+)
 @click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
-def run(factory: str, log_level: str, http: str | None) -> None:
-    """Run the dispatcher that MODULE:FUNCTION makes.
+def run(factory: str, log_level: str, http: str | None, databases: str | None) -> None:
+    """Run the dispatcher, or the fleet, that MODULE:FUNCTION makes.
 
     The dispatcher runs until SIGTERM. Then it claims nothing more, and finishes the sends in flight. A second SIGTERM stops it
     at once: the sends in flight are then in doubt until their leases expire.
@@ -50,7 +58,22 @@ def run(factory: str, log_level: str, http: str | None) -> None:
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
-    make_dispatcher(factory).run(http=http)
+    from dispatchers.fleet import Fleet
+
+    made = make(factory)
+    if not isinstance(made, Fleet):
+        if databases is not None:
+            raise click.UsageError(
+                f"--databases needs a function that returns a dispatchers.Fleet: {factory} returns another"
+            )
+        made.run(http=http)
+        return
+    if http is not None:
+        raise click.UsageError("--http is not possible with a dispatchers.Fleet yet")
+    if databases is not None:
+        made.use(databases)
+    name_databases()
+    made.run()
 
 
 def _checked_address(text: str) -> str:
@@ -75,6 +98,17 @@ def begin_log(level: str) -> None:
             handler.setFormatter(JsonLines())
 
 
+def name_databases() -> None:
+    """Begin each line for people with the name of its database."""
+    from dispatchers.telemetry.log_ids import LogIds
+
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler.formatter, JsonLines):
+            handler.addFilter(LogIds())
+            form = "%(asctime)s %(levelname)s %(name)s [%(database)s]: %(message)s"
+            handler.setFormatter(logging.Formatter(form, defaults={"database": "fleet"}))
+
+
 class JsonLines(logging.Formatter):
     """One JSON document per line: `at`, `level`, `logger`, `message`, the ids, and `trace` for an exception."""
 
@@ -95,21 +129,37 @@ class JsonLines(logging.Formatter):
 
 def make_dispatcher(reference: str) -> "Dispatcher":
     """What the function that `reference` names returns; it must be a dispatcher."""
-    make = load_function(reference, example="app.effects:make_dispatcher")
     from dispatchers.dispatcher import Dispatcher
+
+    made: Dispatcher = _made(reference, Dispatcher)
+    return made
+
+
+def make(reference: str) -> "Dispatcher | Fleet":
+    """What the function that `reference` names returns; it must be a dispatcher or a fleet."""
+    from dispatchers.dispatcher import Dispatcher
+    from dispatchers.fleet import Fleet
+
+    made: Dispatcher | Fleet = _made(reference, Dispatcher, Fleet)
+    return made
+
+
+def _made(reference: str, *kinds: type[Any]) -> Any:
+    function = load_function(reference, example="app.effects:make_dispatcher")
     from outbox.errors import OutboxError
 
     try:
-        made = make()
+        made = function()
     except OutboxError:
         raise
     except Exception as error:
         # An error in the app's own code needs its traceback, also where `main` would have a text for it.
         sys.excepthook(type(error), error, error.__traceback__)
         click.get_current_context().exit(REFUSED)
-    if not isinstance(made, Dispatcher):
+    if not isinstance(made, kinds):
+        wanted = " or a ".join(f"dispatchers.{kind.__name__}" for kind in kinds)
         raise click.BadParameter(
-            f"{reference} must return a dispatchers.Dispatcher, but returned {_described(made)}",
+            f"{reference} must return a {wanted}, but returned {_described(made)}",
             param_hint="'MODULE:FUNCTION'",
         )
     return made

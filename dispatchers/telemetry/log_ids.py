@@ -1,4 +1,5 @@
-"""The ids that lines of the log carry as fields: of the entry that is sent, looked up or settled, and of the current span."""
+"""The ids that lines of the log carry as fields: the database of a fleet, the entry that is sent, looked up or settled, and the
+current span."""
 
 import logging
 import sys
@@ -7,9 +8,15 @@ from typing import Any, Final
 
 from dispatchers.transitions import ClaimedEntry
 
-FIELDS: Final = ("entry_id", "operation", "destination", "request_id", "trace_id", "span_id")
+FIELDS: Final = ("database", "entry_id", "operation", "destination", "request_id", "trace_id", "span_id")
 
 _entry: ContextVar[ClaimedEntry | None] = ContextVar("entry", default=None)
+_database: ContextVar[str | None] = ContextVar("database", default=None)
+
+
+def work_on_database(name: str) -> None:
+    """From now on the lines of this task, and of the tasks that it starts, are about this database of a fleet."""
+    _database.set(name)
 
 
 def work_on(entry: ClaimedEntry | None) -> None:
@@ -30,8 +37,9 @@ class LogIds(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        entry = _entry.get()
-        for name, value in {**(of_entry(entry) if entry else {}), **_span()}.items():
+        entry, database = _entry.get(), _database.get()
+        of_database = {"database": database} if database else {}
+        for name, value in {**of_database, **(of_entry(entry) if entry else {}), **_span()}.items():
             if name not in record.__dict__:
                 setattr(record, name, value)
         return True

@@ -328,9 +328,12 @@ def run(directory: Path, body: str, **variables: str) -> tuple[int, str]:
     [
         (
             "def make(): pass",
-            "app:make must return a dispatchers.Dispatcher, but returned None: is its `return` missing?",
+            "app:make must return a dispatchers.Dispatcher or a dispatchers.Fleet, but returned None: is its `return` missing?",
         ),
-        ("def make(): return 42", "app:make must return a dispatchers.Dispatcher, but returned 'int'"),
+        (
+            "def make(): return 42",
+            "app:make must return a dispatchers.Dispatcher or a dispatchers.Fleet, but returned 'int'",
+        ),
         ("async def make(): pass", "but returned a coroutine: it must not be an `async def`"),
     ],
 )

@@ -1,0 +1,287 @@
+"""One process that serves several databases, with one set of adapters and of limits."""
+
+import asyncio
+import logging
+import math
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Unpack
+
+from sqlalchemy import URL
+
+from dispatchers.databases_file import checked_databases, read_databases
+from dispatchers.delivery import Adapter
+from dispatchers.dispatcher import Dispatcher, steady_clock
+from dispatchers.flow_control.shared import SharedLimits
+from dispatchers.operations import Operations
+from dispatchers.pipeline.parts import Parts
+from dispatchers.pipeline.routing import Routes, merge
+from dispatchers.pipeline.shared_parts import Share, Surveys
+from dispatchers.pipeline.wakeup import first_set
+from dispatchers.settings import GivenSettings, Settings
+from dispatchers.store.outage_log import cause_of
+from dispatchers.telemetry.errors import ErrorReports, Reporter
+from dispatchers.telemetry.log_ids import work_on_database
+from dispatchers.telemetry.tracing import Trace
+from outbox.errors import ConfigurationError
+from outbox.extras import missing
+from outbox.instance import Outbox
+from outbox.keys import Keyring
+
+log = logging.getLogger("outbox.fleet")
+
+AGAIN_SECONDS = (5.0, 300.0)  # until a database that was refused is tried again, doubling up to the second
+CLOSE_SECONDS = 2.0  # for the adapters' connections
+
+Databases = Mapping[str, str | URL] | str | os.PathLike[str]
+
+
+class Fleet:
+    """Sends the entries of several databases, in one process.
+
+    databases: the URL of each database by its name, or the path of a file with lines `name = url`, which SIGHUP reads again.
+    adapters, include, keyring, outbox, trace, report, settings: those of a `Dispatcher`, for all databases. `concurrency`,
+        `in_flight_max` and `limits` hold over all of them together, and the databases share them fairly.
+        `identity_file` is a folder, with one file for each database.
+
+    The databases are independent: if one does not answer or is refused, the others continue. Raises `ConfigurationError` for
+    adapters that break the guarantees, and for wrong names and URLs.
+    """
+
+    def __init__(
+        self,
+        databases: Databases | None = None,
+        *,
+        adapters: Mapping[str, Adapter] | None = None,
+        include: Sequence[Operations] = (),
+        keyring: Keyring | None = None,
+        outbox: Outbox | None = None,
+        trace: Trace | None = None,
+        report: Reporter | None = None,
+        **settings: Unpack[GivenSettings],
+    ) -> None:
+        self._given: dict[str, Any] = {
+            **{"adapters": adapters, "include": include, "keyring": keyring, "outbox": outbox},
+            **{"trace": trace, "report": report},
+        }
+        self._settings = settings
+        checked = Settings.of(settings)
+        self.grace = checked.grace
+        self._closing = Routes(
+            merge(adapters or {}, *(each.adapters for each in include)),
+            lease=checked.lease,
+            margin=checked.margin,
+            errors=ErrorReports(report),
+        ).closing()
+        self._shared = SharedLimits(
+            checked.limits,
+            concurrency=checked.concurrency,
+            in_flight_max=checked.in_flight_max,
+            clock=steady_clock,
+            wake=self._wake,
+        )
+        self._surveys = Surveys()
+        self._path: Path | None = None
+        self.databases: Mapping[str, URL] = {}
+        self._served: dict[str, _Served] = {}
+        self._is_abandoned = False
+        if databases is not None:
+            self.use(databases)
+
+    def use(self, databases: Databases) -> None:
+        """Serve these databases. Raises `ConfigurationError`."""
+        if isinstance(databases, Mapping):
+            self.databases = checked_databases(databases)
+        else:
+            self._path = Path(databases)
+            self.databases = read_databases(self._path)
+
+    @property
+    def unready(self) -> str | None:
+        """Why it sends nothing, for a health check; None while at least one database is served."""
+        reasons = {name: served.unready for name, served in self._served.items()}
+        if not reasons:
+            return "starting: no database has been checked yet"
+        return None if None in reasons.values() else "; ".join(f"{name}: {why}" for name, why in reasons.items())
+
+    def run(self) -> None:
+        """Work until SIGTERM or Ctrl-C, then drain. SIGHUP reads the file again. Needs the extra `dispatcher`.
+
+        A second signal ends the process at once, as that of a `Dispatcher`.
+        """
+        try:
+            from dispatchers import daemon  # loads apscheduler
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "apscheduler":
+                raise
+            raise missing("Fleet.run()", "dispatcher", error) from error
+
+        async def work(stop: daemon.Stop) -> None:
+            await self.pump(stop.stopping)
+
+        daemon.run_process(self, work)
+
+    async def pump(self, stopping: asyncio.Event) -> None:
+        """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters."""
+        if not self.databases:
+            raise ConfigurationError(
+                "a fleet needs databases: Fleet('databases.conf', ...), or `outbox run --databases FILE`"
+            )
+        changed, hung_up = asyncio.Event(), asyncio.Event()
+        try:
+            with _hearing_hangups(hung_up):
+                while not stopping.is_set():
+                    changed.clear()
+                    self._serve_what_is_named(changed)
+                    await first_set(stopping, changed, hung_up, seconds=math.inf)
+                    if hung_up.is_set():
+                        hung_up.clear()
+                        self.reread()
+                for served in self._served.values():
+                    served.leave()
+                await asyncio.gather(*(served.task for served in self._served.values()))
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    for close in self._closing:
+                        await close()
+
+    def reread(self) -> None:
+        """Read the file again. If it is wrong, this is logged, and nothing changes."""
+        if self._path is None:
+            log.warning("SIGHUP: the databases were not given in a file, so nothing changes")
+            return
+        try:
+            self.databases = read_databases(self._path)
+        except ConfigurationError as error:
+            log.error("SIGHUP: %s; the fleet continues with the %d databases that it has", error, len(self.databases))
+
+    async def abandon(self) -> None:
+        """Stop sending at once. The sends in flight are then in doubt until their leases have expired."""
+        self._is_abandoned = True
+        members = [served.member for served in self._served.values() if served.member is not None]
+        await asyncio.gather(*(member.abandon() for member in members))
+
+    def _serve_what_is_named(self, changed: asyncio.Event) -> None:
+        """Begin with new databases, and drain those that are not named any more. One that moved is drained first."""
+        self._served = {name: served for name, served in self._served.items() if not served.task.done()}
+        for name, served in self._served.items():
+            if self.databases.get(name) != served.url and not served.leaving.is_set():
+                log.info("database %r is not named any more: draining", name)
+                served.leave()
+        for name, url in self.databases.items():
+            if name not in self._served:
+                served = self._served[name] = _Served(self, name, url)
+                served.task.add_done_callback(lambda task: changed.set())
+
+    def _wake(self, database: str) -> None:
+        served = self._served.get(database)
+        if served is not None and served.member is not None:
+            served.member.wake()
+
+    # --- called for each database
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self._is_abandoned
+
+    def share_of(self, name: str) -> Share:
+        return Share(name, self._shared, self._surveys)
+
+    def member(self, url: URL, share: Share) -> "Member":
+        """A new dispatcher for one database."""
+        settings = self._settings.copy()
+        if (folder := settings.get("identity_file")) is not None:
+            settings["identity_file"] = Path(folder) / share.database
+        return Member(share, url, **self._given, **settings)
+
+
+class Member(Dispatcher):
+    """The dispatcher of one database. The fleet closes the adapters."""
+
+    def __init__(self, share: Share, target: Any, **given: Any) -> None:
+        self._share = share
+        super().__init__(target, **given)
+
+    def _parts(self) -> Parts:
+        return self._share.parts(self._settings.lease)
+
+    def wake(self) -> None:
+        self._loops.wake()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class _Served:
+    """Serves one database with one dispatcher after another, until `leave`: one that is refused is replaced.
+
+    leaving: set when the database is not to be served any more. stopping: set when the present dispatcher must drain.
+    """
+
+    def __init__(self, fleet: Fleet, name: str, url: URL) -> None:
+        self.url = url
+        self.leaving, self.stopping = asyncio.Event(), asyncio.Event()
+        self.member: Member | None = None
+        self._fleet = fleet
+        self._name = name
+        self._reason: str | None = None
+        self.task = asyncio.get_running_loop().create_task(self._serve())
+
+    @property
+    def cut_short(self) -> bool:
+        return self._fleet.is_abandoned
+
+    @property
+    def unready(self) -> str | None:
+        return self._reason if self.member is None else self.member.unready
+
+    def leave(self) -> None:
+        self.leaving.set()
+        self.stopping.set()
+
+    async def _serve(self) -> None:
+        from dispatchers import daemon
+
+        work_on_database(self._name)
+        share = self._fleet.share_of(self._name)
+        seconds, most = AGAIN_SECONDS
+        while not self.leaving.is_set():
+            self.stopping = asyncio.Event()
+            try:
+                self.member = self._fleet.member(self.url, share)
+                await daemon.work_on(self.member, self)
+            except Exception as error:  # a wrong password, missing tables, another env: the others continue
+                self._reason = cause_of(error)
+                log.error("not served: %s; trying again after %g s", self._reason, seconds)
+                await self._close()
+            finally:
+                share.leave()
+                self.member = None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.leaving.wait(), seconds)
+            seconds = min(2 * seconds, most)
+
+    async def _close(self) -> None:
+        if self.member is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.member.close()
+
+
+@contextmanager
+def _hearing_hangups(hung_up: asyncio.Event) -> Iterator[None]:
+    """Set `hung_up` at each SIGHUP, where the system has this signal and the process's main thread runs the loop."""
+    number, loop = getattr(signal, "SIGHUP", None), asyncio.get_running_loop()
+    try:
+        before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(hung_up.set)) if number else None
+    except ValueError:  # another thread
+        number = before = None
+    try:
+        yield
+    finally:
+        if number is not None:
+            signal.signal(number, before)

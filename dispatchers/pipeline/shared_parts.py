@@ -1,0 +1,193 @@
+"""The parts of a dispatcher that shares the limits of its destinations with the dispatchers of other databases."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from dispatchers.delivery import Outcome
+from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.shared import SharedLimits
+from dispatchers.flow_control.state import FlowState, FlowStates, Limits
+from dispatchers.pipeline.flow_monitor import UNTHROTTLED, FlowMonitor, news_of
+from dispatchers.pipeline.parts import Parts
+from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.send_queue import SendQueue, Work
+from dispatchers.transitions import ClaimedEntry
+
+
+class Surveys:
+    """The flow states that each database's last sweep has read: an operator's pause in one database holds for all."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, FlowStates] = {}
+        self._flows: dict[str, SharedFlowMonitor] = {}
+
+    def join(self, database: str, flow: "SharedFlowMonitor") -> None:
+        self._flows[database] = flow
+
+    def forget(self, database: str) -> None:
+        self._of.pop(database, None)
+        self._flows.pop(database, None)
+
+    def learn(self, database: str, flow_states: FlowStates) -> None:
+        """Note a survey. A change of its pauses is applied to the other databases at once."""
+        before, self._of[database] = self._of.get(database), flow_states
+        if _paused(before) != _paused(flow_states):
+            for other in self._flows.keys() - {database}:
+                self._flows[other].refresh_again()
+
+    def with_all(self, flow_states: FlowStates) -> FlowStates:
+        """The states of one database, with the destinations that only others have."""
+        missing = {name for each in self._of.values() for name in each.of} - flow_states.of.keys()
+        return FlowStates(flow_states.at, {**dict.fromkeys(sorted(missing), UNTHROTTLED), **flow_states.of})
+
+    def over_all(self, database: str, name: str, state: FlowState, flow_states: FlowStates) -> FlowState:
+        """The state of a destination in one database, with the pauses and cooldowns of the other databases."""
+        for other, survey in self._of.items():
+            if other != database and name in survey.of:
+                theirs, ahead = survey.of[name], flow_states.at - survey.at  # each database has a clock of its own
+                until = None if theirs.cooldown_until is None else theirs.cooldown_until + ahead
+                state = replace(
+                    state,
+                    paused=state.paused or theirs.paused,
+                    cooldown_until=max(filter(None, (state.cooldown_until, until)), default=None),
+                    resumed_at=max(filter(None, (state.resumed_at, theirs.resumed_at)), default=None),
+                )
+        return state
+
+
+def _paused(flow_states: FlowStates | None) -> set[str]:
+    return set() if flow_states is None else {name for name, state in flow_states.of.items() if state.paused}
+
+
+class Share:
+    """What one database's dispatcher has of the shared limits."""
+
+    def __init__(self, database: str, shared: SharedLimits, surveys: Surveys) -> None:
+        self.database = database
+        self.shared = shared
+        self.surveys = surveys
+
+    def parts(self, lease: timedelta) -> Parts:
+        """lease: of the dispatcher."""
+        return Parts(
+            flow=partial(SharedFlowMonitor, self),
+            scheduler=partial(SharingScheduler, self, lease),
+            queue=partial(SharingQueue, self),
+        )
+
+    def leave(self) -> None:
+        """Leave everything to the other databases."""
+        self.shared.forget(self.database)
+        self.surveys.forget(self.database)
+
+
+class SharedFlowMonitor(FlowMonitor):
+    """Also reports each outcome to the shared limits, and takes over pauses and cooldowns of the other databases."""
+
+    def __init__(
+        self, share: Share, limits: Mapping[str, Limits], *, clock: Callable[[], float], rng: random.Random
+    ) -> None:
+        super().__init__(limits, clock=clock, rng=rng)
+        self._share = share
+        self._surveyed: FlowStates | None = None
+        share.surveys.join(share.database, self)
+
+    def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
+        super().hear(entry, outcome)
+        news = news_of(outcome, entry.destination)
+        self._share.shared.hear(entry.destination, news, entry.lease_token)
+
+    def end(self, entry: ClaimedEntry) -> None:
+        super().end(entry)
+        self._share.shared.end_probe(entry.destination, entry.lease_token)
+
+    def refresh(self, flow_states: FlowStates) -> None:
+        self._surveyed = flow_states
+        self._share.surveys.learn(self._share.database, flow_states)
+        super().refresh(self._share.surveys.with_all(flow_states))
+
+    def refresh_again(self) -> None:
+        """Store the states of the last survey, with the present pauses of the other databases."""
+        if self._surveyed is not None:
+            super().refresh(self._share.surveys.with_all(self._surveyed))
+            self._share.shared.wake(self._share.database)
+
+    def see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
+        super().see(name, self._share.surveys.over_all(self._share.database, name, state, flow_states), flow_states)
+
+
+class SharingScheduler(Scheduler):
+    """Claims only what the shared limits leave to this database."""
+
+    def __init__(
+        self, share: Share, lease: timedelta, *arguments: Any, shut_until: dict[str, float], **settings: Any
+    ) -> None:
+        super().__init__(*arguments, shut_until=shut_until, **settings)
+        self._share = share
+        self._lease = lease
+        self._shut = shut_until
+
+    def take(self, now: float) -> list[Quota]:
+        return [shared for quota in super().take(now) if (shared := self._shared(quota, now)).permits]
+
+    def _shared(self, quota: Quota, now: float) -> Quota:
+        name = quota.destination
+        ahead = self.ahead.entries(name, now) if self.claims_ahead and not quota.called_back else 0
+        permits, again_in = self._share.shared.take(self._share.database, name, quota.permits, now, ahead=ahead)
+        if again_in is not None:
+            self._shut[name] = max(self._shut.get(name, 0.0), now + again_in)
+        reserved = min(quota.reserved, permits)
+        self._free(name, quota.permits - permits, quota.reserved - reserved)
+        if quota.called_back:
+            self._pace.give_back(name, quota.permits - permits)
+        return quota._replace(permits=permits, reserved=reserved)
+
+    def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry], **noted: Any) -> bool:
+        self._end_claim(quotas, claimed)
+        return super().found(quotas, claimed, **noted)
+
+    def give_all_back(self, quotas: Sequence[Quota]) -> None:
+        self._end_claim(quotas, ())
+        super().give_all_back(quotas)
+
+    def _end_claim(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
+        tokens: dict[str, list[UUID]] = {}
+        for entry in claimed:
+            tokens.setdefault(entry.destination, []).append(entry.lease_token)
+        for quota in quotas:
+            name = quota.destination
+            self._share.shared.end_claim(self._share.database, name, quota.permits, tokens.get(name, ()), self._lease)
+
+
+class SharingQueue(SendQueue):
+    """Also counts the sends of all databases to a destination. An entry whose claim came late waits for a permit."""
+
+    def __init__(self, share: Share, permits_of: Callable[[str], int], clock: Callable[[], float]) -> None:
+        super().__init__(permits_of, clock)
+        self._share = share
+
+    def is_free(self, name: str) -> bool:
+        return super().is_free(name) and self._share.shared.is_free(name)
+
+    def begin(self, work: Work) -> bool:
+        begins, shared = super().begin(work), self._share.shared
+        (shared.begin if begins else shared.wait)(self._share.database, work[0].destination)
+        return begins
+
+    def end(self, name: str) -> None:
+        super().end(name)
+        self._share.shared.end(self._share.database, name)
+
+    def next(self, name: str) -> Work | None:
+        shared, database = self._share.shared, self._share.database
+        work = super().next(name) if shared.may_follow(database, name) else None
+        if work is not None:
+            shared.begin(database, name)
+        elif name in self.destinations:
+            shared.wait(database, name)
+        return work

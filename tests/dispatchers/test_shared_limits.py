@@ -1,0 +1,193 @@
+"""The limits that several databases of one process share: they hold over all, and each database gets its part."""
+
+from collections import Counter
+from datetime import timedelta
+from uuid import uuid4
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatchers import Breaker, Limits
+from dispatchers.flow_control.shared import RESERVED_SECONDS, WANTING_SECONDS, SharedLimits, fair_share
+from dispatchers.flow_control.state import News
+
+LEASE = timedelta(minutes=1)
+
+
+class Databases:
+    """Databases that ask, and a clock that the test moves."""
+
+    def __init__(self, limits: Limits | None = None, *, concurrency: int = 10, in_flight_max: int = 1000) -> None:
+        self.now = 1000.0
+        self.woken: Counter[str] = Counter()
+        limits_of = {} if limits is None else {"crm": limits}
+        self.shared = SharedLimits(
+            limits_of,
+            concurrency=concurrency,
+            in_flight_max=in_flight_max,
+            clock=lambda: self.now,
+            wake=lambda database: self.woken.update([database]),
+        )
+
+    def ask(self, database: str, wanted: int, found: int | None = None) -> int:
+        """Claim, find so many entries of what was admitted (by default all), and begin to send them; returns how many."""
+        admitted, _ = self.shared.take(database, "crm", wanted, self.now)
+        sent = admitted if found is None else min(found, admitted)
+        if admitted:
+            self.shared.end_claim(database, "crm", admitted, [uuid4()] * sent, LEASE)
+        for _ in range(sent):
+            self.shared.begin(database, "crm")
+        return sent
+
+    def end(self, database: str, sends: int = 1) -> None:
+        for _ in range(sends):
+            self.shared.end(database, "crm")
+
+    def met(self, *databases: str) -> "Databases":
+        """Let each of them bring one entry, so that it asks for more than one."""
+        for database in databases:
+            assert self.ask(database, 1) == 1
+            self.end(database)
+        return self
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.booleans()), max_size=60),
+)
+def test_never_more_is_sent_than_the_permits_allow(permits: int, steps: list[tuple[str, int, bool]]) -> None:
+    databases, sending = Databases(concurrency=permits), Counter[str]()
+    for database, number, is_claim in steps:
+        databases.now += 0.3
+        if is_claim:
+            sending[database] += databases.ask(database, number + 1)
+        else:
+            ended = min(number, sending[database])
+            databases.end(database, ended)
+            sending[database] -= ended
+
+        assert sending.total() <= permits
+
+
+@given(st.integers(1, 100), st.lists(st.integers(1, 60), min_size=1, max_size=5))
+def test_those_who_want_more_come_to_hold_the_same(permits: int, wants: list[int]) -> None:
+    """Maximin: the permits are used up, and no database with fewer than another lacks one that it wants."""
+    names = [str(number) for number in range(len(wants))]
+    held: Counter[str] = Counter()
+    for _ in range(3 * len(names)):
+        for name, want in zip(names, wants, strict=True):
+            wanting = [each for each, its in zip(names, wants, strict=True) if held[each] < its or each == name]
+            free = permits - held.total()
+            held[name] += fair_share(name, want - held[name], free, held, wanting)
+
+    assert held.total() == min(permits, sum(wants))
+    for name, want in zip(names, wants, strict=True):
+        assert held[name] == want or all(held[name] >= held[other] - 1 for other in names)
+
+
+def test_the_only_permit_goes_to_the_databases_in_turn() -> None:
+    databases = Databases(concurrency=1).met("a", "b", "c")
+    sent = [name for _ in range(4) for name in "abc" if databases.ask(name, 5) and not databases.end(name)]
+    assert Counter(sent).keys() == {"a", "b", "c"}
+
+    turns: list[str] = []
+    for name in "abc":  # now all three want the permit, and the first asks first each time
+        databases.ask(name, 5)
+    for _ in range(9):
+        holder = next(name for name in "abc" if databases.shared._known("crm").permits.sending[name])
+        databases.end(holder)
+        turns += [name for name in "abc" if databases.ask(name, 5)]
+
+    assert Counter(turns) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_refused_database_is_woken_when_a_permit_is_free() -> None:
+    databases = Databases(concurrency=2).met("a", "b")
+    assert databases.ask("a", 2) == 2
+    assert databases.ask("b", 2) == 0
+
+    databases.end("a")
+
+    assert databases.woken["b"] == 1
+
+
+def test_an_idle_database_asks_for_one_entry_only() -> None:
+    databases = Databases(concurrency=10)
+
+    admitted, _ = databases.shared.take("idle", "crm", 10, databases.now)
+
+    assert admitted == 1
+
+
+def test_a_claim_that_hangs_soon_holds_no_permit() -> None:
+    databases = Databases(concurrency=2).met("a", "hangs")
+    assert databases.shared.take("hangs", "crm", 2, databases.now) == (2, None)
+    assert databases.ask("a", 2) == 0
+
+    databases.now += max(RESERVED_SECONDS, WANTING_SECONDS) + 0.1
+
+    assert databases.ask("a", 2) == 2
+    assert not databases.shared.is_free("crm")  # for the entries of the late claim, which wait
+
+
+def test_the_databases_get_equal_parts_of_a_rate() -> None:
+    databases = Databases(Limits(rate=100, burst=10), concurrency=1000).met("a", "b")
+    sent: Counter[str] = Counter()
+    for _ in range(400):
+        databases.now += 0.05
+        for name in "ab":  # the first asks first each time
+            sent[name] += (number := databases.ask(name, 50))
+            databases.end(name, number)
+
+    assert sent.total() <= 100 * 400 * 0.05 + 10
+    assert sent.total() >= 100 * 400 * 0.05 - 10
+    assert abs(sent["a"] - sent["b"]) <= 20
+
+
+def test_a_claim_that_finds_less_gives_its_part_of_the_rate_back() -> None:
+    databases = Databases(Limits(rate=1, burst=10), concurrency=1000).met("a", "b")  # two of ten are used
+
+    assert databases.ask("a", 8, found=3) == 3
+    assert databases.ask("b", 8) == 5
+
+
+def test_one_probe_at_a_time_goes_through_a_breaker() -> None:
+    limits = Limits(breaker=Breaker(failures=2, wait=timedelta(seconds=5)))
+    databases = Databases(limits).met("a", "b")
+    for _ in range(2):
+        databases.shared.hear("crm", News(failures=1), uuid4())
+    assert databases.ask("a", 5) == 0
+    databases.now += 5
+
+    admitted, _ = databases.shared.take("a", "crm", 5, databases.now)
+    assert admitted == 1
+    assert databases.ask("b", 5) == 0
+    databases.shared.end_claim("a", "crm", 1, [], LEASE)  # there was no entry
+    admitted, _ = databases.shared.take("b", "crm", 5, databases.now)
+    assert admitted == 1
+    probe = uuid4()
+    databases.shared.end_claim("b", "crm", 1, [probe], LEASE)
+    assert databases.ask("a", 5) == 0
+    databases.shared.hear("crm", News(answered=True), uuid4())  # an earlier send
+    assert databases.ask("a", 5) == 0
+    databases.shared.hear("crm", News(answered=True), probe)
+
+    assert databases.ask("a", 5) >= 1
+
+
+def test_what_waits_for_a_permit_is_not_sent_while_the_breaker_is_open() -> None:
+    databases = Databases(Limits(breaker=Breaker(failures=1)))
+    assert databases.shared.may_follow("a", "crm")
+
+    databases.shared.hear("crm", News(failures=1), uuid4())
+
+    assert not databases.shared.may_follow("a", "crm")
+
+
+def test_destinations_without_news_are_forgotten() -> None:
+    databases = Databases()
+    for number in range(5000):
+        databases.shared.begin("a", f"stripe:{number}")
+        databases.shared.end("a", f"stripe:{number}")
+
+    assert len(databases.shared._destinations) <= 1000
