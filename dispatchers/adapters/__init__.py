@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dispatchers.adapters.memory import MemoryAdapter
     from dispatchers.adapters.stripe.adapter import StripeAdapter
     from dispatchers.adapters.workflows.dbos import DbosAdapter
+    from dispatchers.adapters.workflows.restate import RestateAdapter
 
 __all__ = [
     "DbosAdapter",
@@ -33,6 +34,7 @@ __all__ = [
     "NatsAdapter",
     "RabbitMqAdapter",
     "RedisAdapter",
+    "RestateAdapter",
     "SmtpAdapter",
     "SnsFifoAdapter",
     "SqsFifoAdapter",
@@ -48,6 +50,7 @@ _HOMES = {
     "NatsAdapter": "brokers.nats",
     "RabbitMqAdapter": "brokers.rabbitmq",
     "RedisAdapter": "brokers.redis",
+    "RestateAdapter": "workflows.restate",
     "SmtpAdapter": "email.adapter",
     "SnsFifoAdapter": "brokers.aws.sns",
     "SqsFifoAdapter": "brokers.aws.sqs",
