@@ -16,7 +16,7 @@ from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.dialect import database_now, insert_unless_present
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
-from outbox.sql.positions import next_position, take_positions
+from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import NEVER
 
@@ -102,9 +102,11 @@ def insert_entries(
     """Insert entries and their queue rows; returns the ids that were there before, left as they were.
 
     On PostgreSQL this is one statement, which includes the piggybacked insert, and two more for all entries with an ordering
-    key. If no such statement is needed, the piggybacked insert is not written.
+    key. If no such statement is needed, the piggybacked insert is not written. The other databases do not take it.
     """
     if connection.dialect.name != "postgresql":
+        if connection.dialect.name == "mariadb":
+            return _insert_on_mariadb(connection, configuration, entries)
         return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
@@ -271,7 +273,46 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
+    stored = _stored(entry, database_now(connection))
+    written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
+    if not written.rowcount:
+        return False
+    due_at = NEVER if is_blocked else stored["due_at"]
+    position = None if entry.ordering_key is None else next_position(tables, entry.ordering_key)
+    queued = _queued(configuration, entry, due_at)
+    connection.execute(insert(tables.queue).values(position=position, **queued))
+    return True
+
+
+def _insert_on_mariadb(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
+    """Each table's rows in one statement; those with a position in another. Only the first entry of a group is due."""
+    tables = configuration.tables
+    keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
+    if keys:
+        lock_ordering_keys(connection, tables, keys)
     now = database_now(connection)
+    stored = {entry.id: _stored(entry, now) for entry in sorted(entries, key=_by_id)}
+    inserting = insert_unless_present("mariadb", tables.entry).returning(tables.entry.c.id)
+    written = set(connection.execute(inserting, [*stored.values()]).scalars())
+    alone, in_groups = [], []
+    for entry in entries:
+        if entry.id not in written:
+            continue
+        due_at = stored[entry.id]["due_at"]
+        if entry.ordering_key is None:
+            alone.append(_queued(configuration, entry, due_at))
+        else:
+            in_groups.append(_queued(configuration, entry, due_at if entry.ordering_key in keys else NEVER))
+            keys.discard(entry.ordering_key)
+    if alone:
+        connection.execute(insert(tables.queue), alone)
+    if in_groups:
+        connection.execute(insert(tables.queue).values(position=tables.position.next_value()), in_groups)
+    return stored.keys() - written
+
+
+def _stored(entry: NewEntry, now: datetime) -> dict[str, Any]:
+    """The row of `entry`. now: the database's."""
     due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
         "schema_version": SCHEMA_VERSION,
@@ -279,24 +320,22 @@ def _insert_one(connection: Connection, configuration: Configuration, entry: New
         "created_at": now,
     }
     del stored["delay"]
-    written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
-    if not written.rowcount:
-        return False
+    return stored
+
+
+def _queued(configuration: Configuration, entry: NewEntry, due_at: datetime) -> dict[str, Any]:
+    """The row of `queue`, without a position."""
     is_fair = entry.destination in configuration.fair
-    connection.execute(
-        insert(tables.queue).values(
-            id=entry.id,
-            destination=entry.destination,
-            state="pending",
-            due_at=NEVER if is_blocked else due_at,
-            deliveries=0,
-            attempts=0,
-            maybe_sent=False,
-            key_epoch=0,
-            ordering_key=entry.ordering_key,
-            position=None if entry.ordering_key is None else next_position(tables, entry.ordering_key),
-            fair=entry.destination if is_fair else None,
-            scope=entry.scope if is_fair else None,
-        )
-    )
-    return True
+    return {
+        "id": entry.id,
+        "destination": entry.destination,
+        "state": "pending",
+        "due_at": due_at,
+        "deliveries": 0,
+        "attempts": 0,
+        "maybe_sent": False,
+        "key_epoch": 0,
+        "ordering_key": entry.ordering_key,
+        "fair": entry.destination if is_fair else None,
+        "scope": entry.scope if is_fair else None,
+    }

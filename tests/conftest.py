@@ -5,15 +5,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import hypothesis
 import pytest
 import sqlalchemy as sa
-from support.cases import each_value_once, one_case_each
+from support.cases import DATABASES, each_value_once, one_case_each
 from support.database import TABLES, Base, Client, Database
+from support.mariadb_copies import MariaDBCopies
+from support.mariadb_server import missing_program, temporary_mariadb
 
 import outbox
 import outbox.migrations
@@ -87,6 +89,28 @@ APP_SIDE = frozenset(
 """The modules whose tests run with the rights of `outbox db roles`, the app's and the dispatchers': `Database.roles`. Not those
 that are marked `owner`: they change the schema, or have a dispatcher on an engine of their own.
 """
+
+
+ON_MARIADB = frozenset(
+    f"test_{name}"
+    for name in (
+        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "due", "cancel", "positions"),
+        *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent", "body_key"),
+        *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept"),
+        *("inbox", "inbox_batches"),
+        *(
+            "run_once",
+            "ordering",
+            "ordering_races",
+            "lookups",
+            "flow_control_shared",
+            "fair_share_claims",
+            "unserved_claims",
+        ),
+        *("callbacks", "completion", "retention", "retention_rules"),
+    )
+)
+"""The modules whose tests run on MariaDB too: what the store does. What is above the store does the same on each database."""
 
 
 HINTED = frozenset(
@@ -247,9 +271,43 @@ def sqlite(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
     database.dispose()
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(scope="session")
+def mariadb_copies() -> Iterator[MariaDBCopies]:
+    """Those of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it."""
+    given = os.environ.get("OUTBOX_TEST_MARIADB_URL")
+    if not given and (missing := missing_program()):
+        pytest.skip(f"{missing} is not installed, and OUTBOX_TEST_MARIADB_URL names no server")
+    with nullcontext(sa.make_url(given)) if given else temporary_mariadb() as url:
+        copies = MariaDBCopies(url, _create_tables)
+        yield copies
+        if given:
+            copies.drop()
+
+
+@pytest.fixture
+def mariadb(mariadb_copies: MariaDBCopies, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database of the test's own, on MariaDB."""
+    database = mariadb_copies.take()
+    yield database
+    mariadb_copies.give_back(database, is_changed=request.node.get_closest_marker("owner") is not None)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of `database` runs on each kind; on MariaDB those of the modules that show what differs there."""
+    if "database" in metafunc.fixturenames and not _is_given(metafunc, "database"):
+        kinds = DATABASES if metafunc.module.__name__ in ON_MARIADB else DATABASES[:2]
+        metafunc.parametrize("database", kinds, indirect=True)
+
+
+def _is_given(metafunc: pytest.Metafunc, fixture: str) -> bool:
+    """Whether the test has its own values for it, or its module another fixture of this name."""
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    return fixture in names or hasattr(metafunc.module, fixture)
+
+
+@pytest.fixture
 def database(request: pytest.FixtureRequest) -> Database:
-    """A database of the test's own: the test runs on each kind."""
+    """A database of the test's own: `pytest_generate_tests`."""
     made: Database = request.getfixturevalue(request.param)
     return made
 

@@ -20,7 +20,11 @@ NEVER = "9999-12-31T00:00:00+00:00"
 
 
 def instant(dialect: str) -> sa.types.TypeEngine[Any]:
-    """A point in time to the microsecond. All that differs between databases by type; MariaDB's DATETIME(6) belongs here."""
+    """A point in time to the microsecond; on MariaDB in UTC."""
+    if dialect == "mariadb":
+        from sqlalchemy.dialects.mysql import DATETIME
+
+        return DATETIME(fsp=6)
     return sa.BigInteger() if dialect == "sqlite" else sa.DateTime(timezone=True)
 
 
@@ -28,18 +32,32 @@ def instant_range(dialect: str) -> tuple[str, str]:
     """The first and the last that are stored: what every driver reads back in every time zone."""
     if dialect == "sqlite":
         return "0", "253402214400000000"
-    return "'1970-01-01 00:00:00+00:00'", "'9999-12-31 00:00:00+00:00'"
+    zone = "" if dialect == "mariadb" else "+00:00"
+    return f"'1970-01-01 00:00:00{zone}'", f"'9999-12-31 00:00:00{zone}'"
+
+
+MARIADB: dict[str, Any] = {
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_nopad_bin",
+    "if_not_exists": True,  # each statement commits by itself, so a run may find what one before it has made
+}
+LONG = 2**32 - 1
+ID = sa.Uuid().with_variant(sa.BINARY(16), "mariadb")
+TEXT = sa.Text().with_variant(sa.Text(LONG), "mariadb")
+BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb")
 
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     dialect = op.get_context().dialect
     at = instant(dialect.name)
+    create_table = partial(op.create_table, **(MARIADB if dialect.name == "mariadb" else {}))
+    again = {"if_not_exists": True} if dialect.name == "mariadb" else {}
 
     def index(name: str, table: str, columns: list[str], where: str | None = None) -> None:
         condition = None if where is None else sa.text(where)
-        op.create_index(
-            prefix + name, prefix + table, columns, schema=schema, postgresql_where=condition, sqlite_where=condition
-        )
+        wheres: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
+        op.create_index(prefix + name, prefix + table, columns, schema=schema, **again, **wheres)
 
     is_true = " = 1" if dialect.name == "sqlite" else ""
 
@@ -53,12 +71,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         if dialect.name == "postgresql":
             op.execute(sa.DDL(f"ALTER TABLE %(fullname)s SET ({parameters})").against(table))
 
-    if dialect.supports_sequences:
-        op.execute(CreateSequence(sa.Sequence(f"{prefix}position", schema=schema)))
+    if dialect.name != "sqlite":
+        op.execute(CreateSequence(sa.Sequence(f"{prefix}position", schema=schema), **again))
 
-    op.create_table(
+    create_table(
         f"{prefix}entry",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("env", sa.String(64), nullable=False),
         sa.Column("scope", sa.String(255), nullable=False),
         sa.Column("source", sa.String(64), nullable=False),
@@ -67,12 +85,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("discriminator", sa.String(255), nullable=False),
         sa.Column("kid", sa.String(64), nullable=False),
         sa.Column("tag", sa.LargeBinary(32), nullable=False),
-        sa.Column("parent_id", sa.Uuid(), nullable=False),
-        sa.Column("record_id", sa.Uuid()),
+        sa.Column("parent_id", ID, nullable=False),
+        sa.Column("record_id", ID),
         sa.Column("destination", sa.String(255), nullable=False),
-        sa.Column("payload", sa.LargeBinary(), nullable=False),
-        sa.Column("options", sa.Text(), nullable=False),
-        sa.Column("headers", sa.Text(), nullable=False),
+        sa.Column("payload", BINARY, nullable=False),
+        sa.Column("options", TEXT, nullable=False),
+        sa.Column("headers", TEXT, nullable=False),
         sa.Column("ordering_key", sa.String(255)),
         sa.Column("schema_version", sa.SmallInteger(), nullable=False),
         sa.Column("due_at", at, nullable=False),
@@ -82,14 +100,14 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("entry_record", "entry", ["record_id"], where="record_id <> parent_id")
 
-    queue = op.create_table(
+    queue = create_table(
         f"{prefix}queue",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("destination", sa.String(255), nullable=False),
         sa.Column("state", sa.String(9), nullable=False),
         sa.Column("due_at", at, nullable=False),
         sa.Column("lease_until", at),
-        sa.Column("lease_token", sa.Uuid()),
+        sa.Column("lease_token", ID),
         sa.Column("leased_at", at),
         sa.Column("first_leased_at", at),
         sa.Column("deliveries", sa.Integer(), nullable=False),
@@ -100,8 +118,8 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("sent_as", sa.String(255)),
         sa.Column("ordering_key", sa.String(255)),
         sa.Column("position", sa.BigInteger()),
-        sa.Column("suspended_reason", sa.Text()),
-        sa.Column("outcome", sa.Text()),
+        sa.Column("suspended_reason", TEXT),
+        sa.Column("outcome", TEXT),
         sa.Column("waiting_since", at),
         sa.Column("fair", sa.String(255)),
         sa.Column("scope", sa.String(255)),
@@ -132,12 +150,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         " autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0",
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}settlement",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("state", sa.String(9), nullable=False),
-        sa.Column("result", sa.Text()),
-        sa.Column("reason", sa.Text()),
+        sa.Column("result", TEXT),
+        sa.Column("reason", TEXT),
         sa.Column("deliveries", sa.Integer(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("key_epoch", sa.SmallInteger(), nullable=False),
@@ -147,37 +165,37 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("settlement_settled", "settlement", ["settled_at", "id"])
 
-    op.create_table(
+    create_table(
         f"{prefix}destination",
         sa.Column("name", sa.String(255), primary_key=True),
         sa.Column("paused", sa.Boolean(), nullable=False),
-        sa.Column("paused_reason", sa.Text()),
+        sa.Column("paused_reason", TEXT),
         sa.Column("cooldown_until", at),
         sa.Column("breaker", sa.String(9), nullable=False),
         sa.Column("breaker_until", at),
         sa.Column("breaker_failures", sa.Integer(), nullable=False),
         sa.Column("rate_per_second", sa.Float()),
         sa.Column("changed_at", at, nullable=False),
-        sa.Column("breaker_token", sa.Uuid()),
+        sa.Column("breaker_token", ID),
         sa.Column("rate_at", at),
         sa.Column("decided_by", sa.String(255)),
         sa.Column("decided_at", at),
         sa.Column("permits_max", sa.Integer()),
-        sa.Column("permits_taken", sa.Text()),
+        sa.Column("permits_taken", TEXT),
         sa.CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}blocked_group",
         sa.Column("ordering_key", sa.String(255), primary_key=True),
-        sa.Column("entry_id", sa.Uuid(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("entry_id", ID, nullable=False),
+        sa.Column("reason", TEXT, nullable=False),
         sa.Column("since", at, nullable=False),
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}callback",
         sa.Column("name", sa.String(160), primary_key=True),
         sa.Column("recorded_at", at, nullable=False),
@@ -185,20 +203,20 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}dispatcher",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("host", sa.String(255), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("version", sa.String(64), nullable=False),
         sa.Column("since", at, nullable=False),
         sa.Column("seen_at", at, nullable=False),
         sa.Column("in_flight", sa.Integer(), nullable=False),
-        sa.Column("declared", sa.Text(), nullable=False),
+        sa.Column("declared", TEXT, nullable=False),
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}send_count",
         sa.Column("minute", at, primary_key=True),
         sa.Column("destination", sa.String(255), primary_key=True),
@@ -208,30 +226,30 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}event",
         # Integer on SQLite: only INTEGER PRIMARY KEY counts up by itself
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
-        sa.Column("entry_id", sa.Uuid(), nullable=False),
+        sa.Column("entry_id", ID, nullable=False),
         sa.Column("at", at, nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("delivery", sa.Integer()),
         sa.Column("actor", sa.String(255)),
-        sa.Column("reason", sa.Text()),
+        sa.Column("reason", TEXT),
         sa.CheckConstraint("kind IN ('attempt', 'decision', 'lookup')", name=f"{prefix}event_kind"),
         schema=schema,
     )
     index("event_entry", "event", ["entry_id"])
 
-    op.create_table(
+    create_table(
         f"{prefix}audit",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
         sa.Column("at", at, nullable=False),
         sa.Column("actor", sa.String(255), nullable=False),
         sa.Column("action", sa.String(32), nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("target", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text()),
+        sa.Column("target", TEXT, nullable=False),
+        sa.Column("reason", TEXT),
         sa.Column("count", sa.Integer(), nullable=False),
         sa.CheckConstraint(
             "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')",
@@ -241,15 +259,15 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("audit_at", "audit", ["at", "id"])
 
-    op.create_table(
+    create_table(
         f"{prefix}proposal",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("at", at, nullable=False),
         sa.Column("expires_at", at, nullable=False),
         sa.Column("actor", sa.String(255), nullable=False),
-        sa.Column("sentence", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("decision", sa.Text(), nullable=False),
+        sa.Column("sentence", TEXT, nullable=False),
+        sa.Column("reason", TEXT, nullable=False),
+        sa.Column("decision", TEXT, nullable=False),
         sa.Column("state", sa.String(9), nullable=False),
         sa.Column("decided_by", sa.String(255)),
         sa.Column("decided_at", at),
@@ -262,25 +280,25 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("proposal_at", "proposal", ["at", "id"])
 
-    op.create_table(
+    create_table(
         f"{prefix}meta",
         sa.Column("id", sa.SmallInteger(), primary_key=True, autoincrement=False),
         sa.Column("environment", sa.String(64)),
         sa.Column("system_identifier", sa.String(32)),
         sa.Column("timeline", sa.String(8)),
         sa.Column("lsn", sa.String(32)),
-        sa.Column("suspended_reason", sa.Text()),
+        sa.Column("suspended_reason", TEXT),
         sa.Column("checked_at", at),
         sa.Column("number", sa.BigInteger()),
         sa.Column("place", sa.String(64)),
         sa.Column("resumed_at", at),
         sa.Column("resumed_by", sa.String(255)),
-        sa.Column("resumed_reason", sa.Text()),
+        sa.Column("resumed_reason", TEXT),
         sa.CheckConstraint("id = 1", name=f"{prefix}meta_single"),
         schema=schema,
     )
 
-    op.create_table(
+    create_table(
         f"{prefix}kid",
         sa.Column("kid", sa.String(64), primary_key=True),
         sa.Column("secret_check", sa.String(16), nullable=False),
@@ -288,9 +306,9 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         schema=schema,
     )
 
-    record = op.create_table(
+    record = create_table(
         f"{prefix}record",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("env", sa.String(64), nullable=False),
         sa.Column("scope", sa.String(255), nullable=False),
         sa.Column("source", sa.String(64), nullable=False),
@@ -300,10 +318,10 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("fingerprint", sa.LargeBinary(32), nullable=False),
         sa.Column("fingerprint_version", sa.SmallInteger(), nullable=False),
         sa.Column("status", sa.SmallInteger()),
-        sa.Column("body", sa.LargeBinary()),
-        sa.Column("headers", sa.Text()),
+        sa.Column("body", BINARY),
+        sa.Column("headers", TEXT),
         sa.Column("completion", sa.String(128)),
-        sa.Column("lease_token", sa.Uuid()),
+        sa.Column("lease_token", ID),
         sa.Column("lease_until", at),
         sa.Column("created_at", at, nullable=False),
         sa.Column("answered_at", at),
@@ -328,9 +346,9 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     index("record_body", "record", ["body_day", "keep_until"], where="body_day IS NOT NULL")
     store_with(record, "fillfactor = 90")
 
-    op.create_table(
+    create_table(
         f"{prefix}mismatch",
-        sa.Column("id", sa.Uuid(), sa.ForeignKey(record.c.id, ondelete="CASCADE"), primary_key=True),
+        sa.Column("id", ID, sa.ForeignKey(record.c.id, ondelete="CASCADE"), primary_key=True),
         sa.Column("requests", sa.BigInteger(), nullable=False),
         sa.Column("first_at", at, nullable=False),
         sa.Column("last_at", at, nullable=False),
@@ -338,9 +356,9 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("mismatch_last", "mismatch", ["last_at", "id"])
 
-    op.create_table(
+    create_table(
         f"{prefix}tombstone",
-        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("id", ID, primary_key=True),
         sa.Column("env", sa.String(64), nullable=False),
         sa.Column("scope", sa.String(255), nullable=False),
         sa.Column("source", sa.String(64), nullable=False),
@@ -351,6 +369,8 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("tombstone_forget", "tombstone", ["forget_at", "id"])
 
+    if dialect.name == "mariadb":
+        create_table(f"{prefix}key_lock", sa.Column("id", ID, primary_key=True), schema=schema)
     if dialect.name == "postgresql":
         _create_functions(op, schema, prefix)
 
@@ -440,10 +460,13 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "blocked_group",
         "destination",
     )
+    again = {"if_exists": True} if dialect.name == "mariadb" else {}
+    if dialect.name == "mariadb":
+        op.drop_table(f"{prefix}key_lock", schema=schema, **again)
     for table in (*apart, "settlement", "queue", "entry"):
-        op.drop_table(prefix + table, schema=schema)
-    if dialect.supports_sequences:
-        op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema)))
+        op.drop_table(prefix + table, schema=schema, **again)
+    if dialect.name != "sqlite":
+        op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema), **again))
 
 
 def _drop_functions(op: Operations, schema: str | None, prefix: str) -> None:

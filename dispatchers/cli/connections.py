@@ -96,10 +96,10 @@ def parsed(database: str, option: str = "--database") -> "URL":
 def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
-    from outbox.sql.dialect import SUPPORTED
+    from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES
 
     if url.get_backend_name() not in SUPPORTED:
-        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {' and '.join(SUPPORTED)}", option)
+        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {SUPPORTED_NAMES}", option)
     try:
         dialect = url.get_dialect()
         if dialect.is_async:

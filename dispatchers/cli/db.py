@@ -68,7 +68,9 @@ def partition(target: options.Target, undo: bool) -> None:
 
 
 @db.command()
-@click.option("--dialect", default="postgresql", type=click.Choice(["postgresql", "sqlite"]), show_default=True)
+@click.option(
+    "--dialect", default="postgresql", type=click.Choice(["postgresql", "sqlite", "mariadb"]), show_default=True
+)
 @click.option("--since", metavar="REVISION", help="Only migrations after this revision, the database's current one.")
 @options.schema_option
 @options.prefix_option

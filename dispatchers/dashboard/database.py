@@ -71,6 +71,12 @@ class Databases:
             prepare_sqlite(self._deciding)
 
     def _engine(self, url: "str | URL | Engine") -> Engine:
+        engine = self._made(url)
+        if engine.dialect.name == "mariadb":
+            raise ConfigurationError("the dashboard does not run on MariaDB yet: docs/databases.md")
+        return engine
+
+    def _made(self, url: "str | URL | Engine") -> Engine:
         if isinstance(url, Engine):
             require_supported(url.dialect.name)
             return url

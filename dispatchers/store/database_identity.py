@@ -101,9 +101,8 @@ def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
 
 def read_server(connection: Connection, tables: Tables, env: str, *, reads_server: bool) -> DatabaseIdentity:
     """The server's present identity. Raises DBAPIError if this user may not read it: see `refuses`."""
-    if connection.dialect.name == "sqlite":
-        (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
-        place = f"file {os.stat(path).st_ino}" if path else None
+    if connection.dialect.name != "postgresql":
+        place = _file_of(connection) if connection.dialect.name == "sqlite" else None
         at = database_now(connection)
         return DatabaseIdentity(
             environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at
@@ -112,6 +111,11 @@ def read_server(connection: Connection, tables: Tables, env: str, *, reads_serve
         _SERVER if reads_server else _NO_SERVER, {"meta": quoted(tables.meta.name, tables.meta.schema)}
     ).one()
     return DatabaseIdentity(environment=env, **row._mapping)
+
+
+def _file_of(connection: Connection) -> str | None:
+    (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
+    return f"file {os.stat(path).st_ino}" if path else None
 
 
 def can_read_server(connection: Connection, tables: Tables) -> bool:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from dispatchers.store.guards import guard, guards_for
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.sql.connections import require_utf8, write_iso_dates
-from outbox.sql.dialect import is_in_autocommit
+from outbox.sql.dialect import is_in_autocommit, isolation_level
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ class Transactions:
             watch_pool(engine)
         # None: not read yet. It is read once, because setting the level for each transaction would fail if an event listener of
         # the app has left a transaction open.
-        self._is_at_read_committed = None if engine.dialect.name == "postgresql" else True
+        self._is_at_read_committed = True if engine.dialect.name == "sqlite" else None
 
     async def run(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work` in a transaction of its own, which is committed on return. what: the name of the work, for the log.
@@ -92,9 +92,9 @@ class Transactions:
         if silence is not None:
             silence.connection = connection.connection.driver_connection
         if self._is_at_read_committed is None:
-            level: str = connection.execute(text("SHOW transaction_isolation")).scalar_one()
+            level = isolation_level(connection)
             connection.commit()  # after a rollback psycopg would prepare all statements again
-            self._is_at_read_committed = level == "read committed" and not is_in_autocommit(connection)
+            self._is_at_read_committed = level == "READ COMMITTED" and not is_in_autocommit(connection)
         if not self._is_at_read_committed:
             connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():

@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from sqlalchemy import BigInteger, Connection, Interval, Table, and_, literal, or_, select, type_coerce, update
+from sqlalchemy import Connection, Table, and_, or_, select, update
 
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
-from outbox.sql.dialect import database_now
+from outbox.sql.dialect import database_now, earlier
 from outbox.sql.schema import Tables
-from outbox.times import MICROSECOND, NEVER
+from outbox.times import NEVER
 
 ROUNDS_MAX = 100
 
@@ -90,11 +90,6 @@ def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
 
 
 def _shift(connection: Connection, table: Table, span: timedelta, *names: str) -> None:
-    is_sqlite = connection.dialect.name == "sqlite"  # where an instant is a number of microseconds
     for column in (table.c[name] for name in names):
-        earlier = (
-            type_coerce(column, BigInteger) - span // MICROSECOND if is_sqlite else column - literal(span, Interval)
-        )
-        connection.execute(
-            update(table).where(and_(column.is_not(None), column < NEVER)).values({column.name: earlier})
-        )
+        shifted = {column.name: earlier(column, span)}
+        connection.execute(update(table).where(and_(column.is_not(None), column < NEVER)).values(shifted))

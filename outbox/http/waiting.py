@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool
 
-from outbox.sql.dialect import wait_for_lock
+from outbox.sql.key_locks import wait_for_lock
+from outbox.sql.schema import Tables
 
 WAITING_MAX = 2
 """By default. A server of four threads still has one for others, beside these and the request that they wait for."""
@@ -18,10 +19,10 @@ _lock = Lock()
 _waiting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # of this process, whichever route they are for
 
 
-def limited_wait(waiting_max: int) -> Callable[[Connection, UUID, timedelta], bool]:
+def limited_wait(waiting_max: int) -> Callable[[Connection, Tables, UUID, timedelta], bool]:
     """`wait_for_lock` for as many at once as may wait; for one more it returns False without waiting."""
 
-    def wait(connection: Connection, id: UUID, budget: timedelta) -> bool:
+    def wait(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
         pool = connection.engine.pool
         with _lock:
             count = _waiting.get(pool, 0)
@@ -29,7 +30,7 @@ def limited_wait(waiting_max: int) -> Callable[[Connection, UUID, timedelta], bo
                 return False
             _waiting[pool] = count + 1
         try:
-            return wait_for_lock(connection, id, budget)
+            return wait_for_lock(connection, tables, id, budget)
         finally:
             with _lock:
                 _waiting[pool] -= 1

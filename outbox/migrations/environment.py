@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from sqlalchemy import BigInteger, DateTime, MetaData
+from sqlalchemy import BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
 
 from outbox.migrations.scripts import without_alembic
 from outbox.sql.body_partitions import body_tables
@@ -32,8 +32,15 @@ def metadata(*, schema: str | None = None, prefix: str = "outbox_") -> MetaData:
     define_tables(made, schema=schema, prefix=prefix)
     for table in made.tables.values():
         for column in table.columns:
-            if isinstance(column.type, Instant):  # what a script can name without importing us
+            # what a script can name without importing us; on MariaDB our own migrations make the tables
+            if isinstance(column.type, Instant):
                 column.type = DateTime(timezone=True).with_variant(BigInteger(), "sqlite")
+            elif isinstance(column.type, Uuid):
+                column.type = Uuid()
+            elif isinstance(column.type, LargeBinary):
+                column.type = LargeBinary(column.type.length)
+            elif isinstance(column.type, Text):
+                column.type = Text()
     return made
 
 

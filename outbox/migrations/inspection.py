@@ -7,7 +7,7 @@ from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
 from outbox.sql.functions import database_functions
 from outbox.sql.places import place_of
-from outbox.sql.schema import define_tables
+from outbox.sql.schema import define_tables, key_lock
 
 
 def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
@@ -80,7 +80,10 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
     inspector = inspect(connection)
     if schema is not None and not inspector.has_schema(schema):
         return [f"schema {schema!r} itself"]
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()
+    defined = define_tables(MetaData(), schema=schema, prefix=prefix)
+    tables = [*defined.metadata.tables.values()]
+    if connection.dialect.name == "mariadb":
+        tables.append(key_lock(defined))
     existing = inspector.get_multi_columns(schema=schema, filter_names=[table.name for table in tables])
     missing = []
     for table in tables:

@@ -27,6 +27,10 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
             _begin_immediate(connection, is_callers=is_callers)
             yield
         return
+    if connection.dialect.name == "mariadb":
+        with _lock_named("another migration, or a long transaction"), _alone_on_mariadb(connection):
+            yield
+        return
     dbapi_connection = connection.connection.dbapi_connection
     if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
         raise NoTransaction(
@@ -42,6 +46,24 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
     ):
         yield
     _set_lock_timeout(connection, waits_before)  # a caller's transaction continues unchanged
+
+
+@contextmanager
+def _alone_on_mariadb(connection: Connection) -> Iterator[None]:
+    """Under a named lock of the session, because each statement that defines a table commits the transaction."""
+    asked = {"name": f"outbox {connection.engine.url.database}"[:64], "seconds": MIGRATION_WAIT_SECONDS}
+    waits_before = connection.scalar(text("SELECT @@lock_wait_timeout"))
+    if not connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), asked):
+        raise SchemaError(
+            f"cannot lock the tables: another migration has locked this database for {MIGRATION_WAIT_SECONDS} s. Nothing was"
+            " changed; try again when it has ended"
+        )
+    try:
+        connection.execute(text(f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS}"))
+        yield
+    finally:
+        connection.execute(text(f"SET lock_wait_timeout = {waits_before}"))
+        connection.execute(text("DO RELEASE_LOCK(:name)"), asked)
 
 
 def _set_lock_timeout(connection: Connection, value: str) -> None:

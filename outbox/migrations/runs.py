@@ -21,7 +21,8 @@ SCHEMA_COMMENT = "Created by sqlalchemy-outbox, which drops it with its last tab
 def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
     """Bring the tables to this release's shape; does nothing where they have it already.
 
-    A PostgreSQL schema that does not exist is created. On SQLite a schema is an attached database, and must be attached.
+    A PostgreSQL schema that does not exist is created. On SQLite a schema is an attached database, and must be attached; on
+    MariaDB it is another database, and must exist. MariaDB commits each statement by itself: run it again if it was interrupted.
 
     Raises: SchemaError when a lock is unavailable (nothing is changed then), when the database belongs to a newer release,
     or when tables of these names exist that no migration made.
@@ -31,9 +32,9 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
     with connected(target) as connection, exclusively(connection, is_callers=is_callers):
         _create_missing_schema(connection, schema)
         revision = revision_of(connection, schema, prefix)
-        if revision is None:
+        if revision is None and not _was_interrupted(connection, schema, prefix):
             refuse_tables_of_others(connection, schema, prefix)
-        elif revision > head():
+        elif revision is not None and revision > head():
             raise SchemaError(
                 f"the outbox's tables in the database {place_of(connection.engine)} are at revision {revision}, made by a newer"
                 f" release than this one, which knows {head()}: upgrade with the newer sqlalchemy-outbox"
@@ -64,7 +65,7 @@ def downgrade(target: Target, revision: str = "base", *, schema: str | None = No
 def sql(
     dialect: str = "postgresql", *, since: str | None = None, schema: str | None = None, prefix: str = "outbox_"
 ) -> str:
-    """The SQL that makes the tables, as one transaction, for someone to read and run by hand.
+    """The SQL that makes the tables, as one transaction where the database can undo it, for someone to read and run by hand.
 
     since: the revision that the database is at (see `current`); left out, the database is empty. At the newest one there is
         nothing to run, and the SQL is a comment.
@@ -91,6 +92,8 @@ def sql(
     if since == head():
         return f"-- nothing to do: {since} is the newest revision that this release knows\n"
     run(context, schema, prefix)
+    if dialect == "mariadb":  # each statement commits by itself
+        return f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS};\n\n" + printed.getvalue()
     opening = {"postgresql": _opening_on_postgresql(context.dialect, schema), "sqlite": ["BEGIN IMMEDIATE"]}[dialect]
     return "".join(f"{line};\n\n" for line in opening) + printed.getvalue() + "COMMIT;\n"
 
@@ -105,12 +108,21 @@ def _opening_on_postgresql(dialect: Dialect, schema: str | None) -> list[str]:
     return lines if schema is None else [*lines, str(CreateSchema(schema, if_not_exists=True).compile(dialect=dialect))]
 
 
+def _was_interrupted(connection: Connection, schema: str | None, prefix: str) -> bool:
+    """Whether a run on MariaDB, where each statement commits by itself, made its version table and did not come to its end."""
+    return connection.dialect.name == "mariadb" and inspect(connection).has_table(f"{prefix}version", schema=schema)
+
+
 def _create_missing_schema(connection: Connection, schema: str | None) -> None:
     # not IF NOT EXISTS: that wants the right to create schemas even where there is nothing to create
     if schema is None or inspect(connection).has_schema(schema):
         return
     if connection.dialect.name == "sqlite":
         raise SchemaError(f"no database is attached as {schema!r}; on SQLite, leave the schema out or ATTACH one first")
+    if connection.dialect.name == "mariadb":
+        raise SchemaError(
+            f"on MariaDB a schema is a database, and there is none named {schema!r}: leave it out, or create it first"
+        )
     connection.execute(CreateSchema(schema))
     quoted = connection.dialect.identifier_preparer.quote_schema(schema)
     connection.exec_driver_sql(f"COMMENT ON SCHEMA {quoted} IS '{SCHEMA_COMMENT}'")

@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql.connections import require_utf8
-from outbox.sql.dialect import SUPPORTED
+from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES
 from outbox.sql.engines import engine_of
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
@@ -23,6 +23,7 @@ SYNC_DRIVERS = {
     "sqlite+aiosqlite": "sqlite",
     "postgresql+psycopg_async": "postgresql+psycopg",
     "postgresql+asyncpg": "postgresql+psycopg",
+    "mariadb+asyncmy": "mariadb+pymysql",
 }
 ASYNCPG_NAMES = {"ssl": "sslmode", "timeout": "connect_timeout"}
 """What asyncpg calls otherwise than psycopg, in a URL's query."""
@@ -44,7 +45,7 @@ def connected(target: Target) -> Iterator[Connection]:
     engine = _engine(target)
     refuse_unknown_dialect(engine.dialect.name)
     with engine.connect() as connection:
-        if engine.dialect.name == "postgresql":
+        if engine.dialect.name != "sqlite":
             # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
             # what another run has just made
             connection.execution_options(isolation_level="READ COMMITTED")
@@ -103,4 +104,4 @@ def synchronous(url: URL) -> URL:
 
 def refuse_unknown_dialect(name: str) -> None:
     if name not in SUPPORTED:
-        raise SchemaError(f"there are no migrations for {name!r}, only for {' and '.join(SUPPORTED)}")
+        raise SchemaError(f"there are no migrations for {name!r}, only for {SUPPORTED_NAMES}")

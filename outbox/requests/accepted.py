@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Executable, Row, exists, or_, select, update
 
 from outbox.configuration import Configuration
 from outbox.errors import ClaimError, ConfigurationError
@@ -72,12 +72,10 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
     would count by its old snapshot: so it fails with 40001, and is retried.
     """
     record = tables.record
-    locked = (
-        update(record)
-        .where(record.c.id == record_id, record.c.state == "accepted")
-        .values(completion=record.c.completion)
-        .returning(record)
-    )
+    accepted = (record.c.id == record_id, record.c.state == "accepted")
+    locked: Executable = update(record).where(*accepted).values(completion=record.c.completion).returning(record)
+    if connection.dialect.name == "mariadb":  # which has no RETURNING there, and is at READ COMMITTED
+        locked = select(record).where(*accepted).with_for_update()
     row = connection.execute(locked).one_or_none()
     if row is None or connection.execute(select(is_waiting(tables, record_id))).scalar_one():
         return None

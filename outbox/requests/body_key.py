@@ -18,7 +18,8 @@ from outbox.configuration import Configuration
 from outbox.keys import ParentKey, pae
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
-from outbox.sql.dialect import clock, database_now, require_prepared, require_transaction, try_lock, wait_for_lock
+from outbox.sql.dialect import clock, database_now, require_prepared, require_transaction
+from outbox.sql.key_locks import try_lock, wait_for_lock
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
@@ -136,7 +137,7 @@ class _Waiting:
 
     def lock_unless_current(self, key: RecordKey) -> bool:
         """Take the key's lock; returns whether the key has a current request. If it has one, the lock may not be taken."""
-        locked, keeps_snapshot = try_lock(self._connection, key.id)
+        locked, keeps_snapshot = try_lock(self._connection, key.configuration.tables, key.id)
         if _is_current(self._connection, key):
             return True
         if not locked:
@@ -153,7 +154,7 @@ class _Waiting:
         if not self._waits or rest <= timedelta(0):
             return False
         with nullcontext() if self._observation is None else self._observation.waiting():
-            return self._lock_wait(self._connection, key.id, rest)
+            return self._lock_wait(self._connection, key.configuration.tables, key.id, rest)
 
 
 def _is_current(connection: Connection, key: RecordKey) -> bool:

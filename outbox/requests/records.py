@@ -46,20 +46,19 @@ from outbox.sql.dialect import (
     clock,
     clock_plus,
     insert_unless_present,
-    lock_number,
     require_prepared,
     require_transaction,
     sqlstate,
     stored_body,
-    wait_for_lock,
 )
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import function_name
 from outbox.sql.identifiers import quoted
+from outbox.sql.key_locks import lock_number, try_lock, wait_for_lock
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import STATEMENTS_MAX, Tables
 
-LockWait: TypeAlias = Callable[[Connection, UUID, timedelta], bool]
+LockWait: TypeAlias = Callable[[Connection, Tables, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""
 
 BUDGET = LockBudget(1000)
@@ -126,7 +125,7 @@ def claim_key(
         return answer
     if not found.locked and wait > timedelta(0):
         with nullcontext() if observation is None else observation.waiting():
-            if lock_wait(connection, key.id, wait):
+            if lock_wait(connection, key.configuration.tables, key.id, wait):
                 found = _read(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
     if not found.locked:
         raise key_in_flight(key.name)
@@ -311,13 +310,24 @@ def _read(connection: Connection, key: RecordKey) -> _Found:
 def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
     """Read the record. If it does not decide the request, try the key's lock, and read the record again under the lock.
 
-    On SQLite there is only one writing transaction, so one read is enough.
+    One statement on PostgreSQL.
     """
     if connection.dialect.name != "postgresql":
-        return _read(connection, key)
+        return _read_then_lock(connection, key)
     configuration = key.configuration
     statement = _claiming(configuration.schema, configuration.prefix)
     return _Found._make(execute(connection, statement, {"wanted": key.id, "lock": lock_number(key.id)}).rows[0])
+
+
+def _read_then_lock(connection: Connection, key: RecordKey) -> _Found:
+    """On SQLite there is only one writing transaction, so one read is enough."""
+    found = _read(connection, key)
+    is_decided = found.tombstoned or (found.status is not None and not found.expired)
+    if connection.dialect.name == "sqlite" or is_decided:
+        return found
+    if not try_lock(connection, key.configuration.tables, key.id).taken:
+        return found._replace(locked=False)
+    return _read(connection, key)
 
 
 @lru_cache(STATEMENTS_MAX)

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from outbox.session import flush_all, state_of
 from outbox.sql.dialect import is_aborted, lost_savepoint
 from outbox.sql.fast_execute import execute
+from outbox.sql.mariadb_settings import was_undone
 
 
 class Savepoint(Protocol):
@@ -124,13 +125,17 @@ class _Bare:
     """
 
     is_active = is_open = True
-    is_aborted = is_gone = False  # the INSERT of the record detects both
+    is_gone = False  # the INSERT of the record detects it
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._elsewhere: dict[Connection, NestedTransaction] = {}
         self._connection = session.connection()
         execute(self._connection, _BEGIN, {})
+
+    @property
+    def is_aborted(self) -> bool:
+        return was_undone(self._connection)  # elsewhere than on MariaDB, the INSERT of the record detects it
 
     def cover(self, connection: Connection) -> None:
         # called again for each savepoint of the handler

@@ -15,14 +15,13 @@ from sqlalchemy import (
     LargeBinary,
     SmallInteger,
     String,
-    Text,
-    Uuid,
     and_,
     column,
     literal,
     text,
 )
 
+from outbox.sql.column_types import ID, LONG_BINARY, LONG_TEXT
 from outbox.times import EPOCH, NEVER, Instant
 
 COUNT_MAX = 1_000_000_000
@@ -53,18 +52,18 @@ def _key_columns() -> list[Column[Any]]:
 
 def entry(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         *_key_columns(),
         Column("operation", String(128), nullable=False),
         Column("discriminator", String(255), nullable=False),
         Column("kid", String(64), nullable=False),
         Column("tag", LargeBinary(32), nullable=False),
-        Column("parent_id", Uuid, nullable=False),
-        Column("record_id", Uuid),
+        Column("parent_id", ID, nullable=False),
+        Column("record_id", ID),
         Column("destination", String(255), nullable=False),
-        Column("payload", LargeBinary, nullable=False),
-        Column("options", Text, nullable=False),
-        Column("headers", Text, nullable=False),
+        Column("payload", LONG_BINARY, nullable=False),
+        Column("options", LONG_TEXT, nullable=False),
+        Column("headers", LONG_TEXT, nullable=False),
         Column("ordering_key", String(255)),
         Column("schema_version", SmallInteger, nullable=False),
         Column("due_at", Instant, nullable=False),
@@ -77,12 +76,12 @@ def entry(prefix: str) -> list[Any]:
 
 def queue(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         Column("destination", String(255), nullable=False),
         Column("state", String(9), nullable=False),
         Column("due_at", Instant, nullable=False),
         Column("lease_until", Instant),
-        Column("lease_token", Uuid),
+        Column("lease_token", ID),
         Column("leased_at", Instant),
         Column("first_leased_at", Instant),
         Column("deliveries", Integer, nullable=False),
@@ -93,8 +92,8 @@ def queue(prefix: str) -> list[Any]:
         Column("sent_as", String(255)),
         Column("ordering_key", String(255)),
         Column("position", BigInteger),
-        Column("suspended_reason", Text),
-        Column("outcome", Text),
+        Column("suspended_reason", LONG_TEXT),
+        Column("outcome", LONG_TEXT),
         Column("waiting_since", Instant),  # when it first became due, if it was only released since
         Column("fair", String(255)),  # the destination, if it is fair; otherwise NULL, like
         Column("scope", String(255)),  # the parent's scope
@@ -144,10 +143,10 @@ def _queue_indexes(prefix: str) -> list[Index]:
 
 def settlement(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         Column("state", String(9), nullable=False),
-        Column("result", Text),
-        Column("reason", Text),
+        Column("result", LONG_TEXT),
+        Column("reason", LONG_TEXT),
         Column("deliveries", Integer, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("key_epoch", SmallInteger, nullable=False),
@@ -164,19 +163,19 @@ def destination(prefix: str) -> list[Any]:
     return [
         Column("name", String(255), primary_key=True),
         Column("paused", Boolean, nullable=False),
-        Column("paused_reason", Text),
+        Column("paused_reason", LONG_TEXT),
         Column("cooldown_until", Instant),
         Column("breaker", String(9), nullable=False),
         Column("breaker_until", Instant),
         Column("breaker_failures", Integer, nullable=False),
         Column("rate_per_second", Float),
         Column("changed_at", Instant, nullable=False),
-        Column("breaker_token", Uuid),
+        Column("breaker_token", ID),
         Column("rate_at", Instant),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
         Column("permits_max", Integer),
-        Column("permits_taken", Text),  # the permits of each claim: `dispatchers.flow_control.state`
+        Column("permits_taken", LONG_TEXT),  # the permits of each claim: `dispatchers.flow_control.state`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 
@@ -184,8 +183,8 @@ def destination(prefix: str) -> list[Any]:
 def blocked_group() -> list[Any]:
     return [
         Column("ordering_key", String(255), primary_key=True),
-        Column("entry_id", Uuid, nullable=False),
-        Column("reason", Text, nullable=False),
+        Column("entry_id", ID, nullable=False),
+        Column("reason", LONG_TEXT, nullable=False),
         Column("since", Instant, nullable=False),
     ]
 
@@ -200,14 +199,14 @@ def callback() -> list[Any]:
 
 def dispatcher() -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),  # of one run of a process
+        Column("id", ID, primary_key=True, autoincrement=False),  # of one run of a process
         Column("host", String(255), nullable=False),
         Column("pid", Integer, nullable=False),
         Column("version", String(64), nullable=False),
         Column("since", Instant, nullable=False),
         Column("seen_at", Instant, nullable=False),
         Column("in_flight", Integer, nullable=False),
-        Column("declared", Text, nullable=False),  # its settings and operations: `dispatchers.pipeline.heartbeat`
+        Column("declared", LONG_TEXT, nullable=False),  # its settings and operations: `dispatchers.pipeline.heartbeat`
     ]
 
 
@@ -225,12 +224,12 @@ def send_count() -> list[Any]:
 def event(prefix: str) -> list[Any]:
     return [
         Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("entry_id", Uuid, nullable=False),
+        Column("entry_id", ID, nullable=False),
         Column("at", Instant, nullable=False),
         Column("kind", String(16), nullable=False),
         Column("delivery", Integer),
         Column("actor", String(255)),
-        Column("reason", Text),
+        Column("reason", LONG_TEXT),
         CheckConstraint("kind IN ('attempt', 'decision', 'lookup')", name=f"{prefix}event_kind"),
         # serves the history of one entry
         Index(f"{prefix}event_entry", "entry_id"),
@@ -244,8 +243,8 @@ def audit(prefix: str) -> list[Any]:
         Column("actor", String(255), nullable=False),
         Column("action", String(32), nullable=False),
         Column("kind", String(16), nullable=False),  # of the target
-        Column("target", Text, nullable=False),
-        Column("reason", Text),
+        Column("target", LONG_TEXT, nullable=False),
+        Column("reason", LONG_TEXT),
         Column("count", Integer, nullable=False),
         CheckConstraint(
             "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')",
@@ -258,13 +257,13 @@ def audit(prefix: str) -> list[Any]:
 
 def proposal(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         Column("at", Instant, nullable=False),
         Column("expires_at", Instant, nullable=False),
         Column("actor", String(255), nullable=False),
-        Column("sentence", Text, nullable=False),
-        Column("reason", Text, nullable=False),
-        Column("decision", Text, nullable=False),  # as JSON: `dispatchers.admin.proposals`
+        Column("sentence", LONG_TEXT, nullable=False),
+        Column("reason", LONG_TEXT, nullable=False),
+        Column("decision", LONG_TEXT, nullable=False),  # as JSON: `dispatchers.admin.proposals`
         Column("state", String(9), nullable=False),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
@@ -285,13 +284,13 @@ def meta(prefix: str) -> list[Any]:
         Column("system_identifier", String(32)),
         Column("timeline", String(8)),
         Column("lsn", String(32)),
-        Column("suspended_reason", Text),
+        Column("suspended_reason", LONG_TEXT),
         Column("checked_at", Instant),
         Column("number", BigInteger),
         Column("place", String(64)),
         Column("resumed_at", Instant),
         Column("resumed_by", String(255)),
-        Column("resumed_reason", Text),
+        Column("resumed_reason", LONG_TEXT),
         CheckConstraint("id = 1", name=f"{prefix}meta_single"),
     ]
 
@@ -307,17 +306,17 @@ def kid() -> list[Any]:
 
 def record(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         *_key_columns(),
         Column("kid", String(64), nullable=False),
         Column("state", String(9), nullable=False),
         Column("fingerprint", LargeBinary(32), nullable=False),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("status", SmallInteger),
-        Column("body", LargeBinary),
-        Column("headers", Text),
+        Column("body", LONG_BINARY),
+        Column("headers", LONG_TEXT),
         Column("completion", String(128)),
-        Column("lease_token", Uuid),
+        Column("lease_token", ID),
         Column("lease_until", Instant),
         Column("created_at", Instant, nullable=False),
         Column("answered_at", Instant),
@@ -350,7 +349,7 @@ def mismatch(prefix: str, schema: str | None) -> list[Any]:
     record = f"{prefix}record.id" if schema is None else f"{schema}.{prefix}record.id"
     return [
         # an app or maintenance that deletes the record needs no right on this table
-        Column("id", Uuid, ForeignKey(record, ondelete="CASCADE"), primary_key=True, autoincrement=False),
+        Column("id", ID, ForeignKey(record, ondelete="CASCADE"), primary_key=True, autoincrement=False),
         Column("requests", BigInteger, nullable=False),
         Column("first_at", Instant, nullable=False),
         Column("last_at", Instant, nullable=False),
@@ -361,7 +360,7 @@ def mismatch(prefix: str, schema: str | None) -> list[Any]:
 
 def tombstone(prefix: str) -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("id", ID, primary_key=True, autoincrement=False),
         Column("env", String(64), nullable=False),
         Column("scope", String(255), nullable=False),
         Column("source", String(64), nullable=False),

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, text
 
 from outbox.errors import ConfigurationError
+from outbox.sql.mariadb_settings import require_settings
 
 _IS_UTF8 = "sqlalchemy-outbox utf8"
 """The key in a pooled connection's `info` for a connection that was checked."""
@@ -21,13 +22,18 @@ def require_connection(connection: Connection, schema: str | None) -> None:
 
 
 def require_utf8(connection: Connection) -> None:
-    """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8.
+    """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8; or unless a
+    MariaDB is set as it must be.
 
     Keys are derived from UTF-8, and services answer in UTF-8. Another encoding could not store every text, and would change
     some without an error. Each pooled connection is checked once. psycopg and asyncpg need no query for it.
     """
     pooled: Any = connection.connection
-    if connection.dialect.name != "postgresql" or _IS_UTF8 in pooled.info:
+    if connection.dialect.name != "postgresql":
+        if connection.dialect.name == "mariadb":
+            require_settings(connection)
+        return
+    if _IS_UTF8 in pooled.info:
         return
     server, client = _encodings(connection)
     refuse_other_encoding(server)

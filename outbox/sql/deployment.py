@@ -153,7 +153,7 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
     """Raise unless the tag of at least one sampled entry was derived from this secret: single rows may be malformed."""
     read_by_index(connection)
     entry, some = tables.entry, _some_entries(tables, tables.entry.c.kid)
-    few = select(some.c.id).where(some.c.kid == kid).limit(COMPARED_MAX)
+    few = connection.execute(select(some.c.id).where(some.c.kid == kid).limit(COMPARED_MAX)).scalars().all()
     different = None
     for row in connection.execute(select(entry).where(entry.c.id.in_(few))):
         try:

@@ -3,21 +3,18 @@
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     Connection,
     Dialect,
     Engine,
     Function,
     LargeBinary,
     Table,
-    bindparam,
     event,
+    insert,
     literal,
     quoted_name,
     select,
@@ -31,11 +28,14 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.sql.connections import require_connection
+from outbox.sql.mariadb_errors import state_of
+from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX
 from outbox.times import Instant
 
-SUPPORTED = ("postgresql", "sqlite")
+SUPPORTED = ("postgresql", "sqlite", "mariadb")
+SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
 SERIALIZATION_FAILURE = "40001"  # a concurrent change is not in the snapshot of the transaction
 DEADLOCK = "40P01"  # one of the deadlocked transactions is ended
@@ -46,7 +46,6 @@ CONFLICTS = (
     SERIALIZATION_FAILURE,
     DEADLOCK,
 )  # the server ended the transaction in favour of another; a retry may succeed
-LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
 """Appendix A: connections, victims of a conflict, resources, a lock that was unavailable in time, shutdown."""
@@ -58,9 +57,9 @@ _prepared: WeakSet[Dialect] = WeakSet()
 # --- the database's clock, the only one that decides
 
 
-@renders(postgresql="clock_timestamp()", sqlite=SQLITE_CLOCK)
+@renders(postgresql="clock_timestamp()", sqlite=SQLITE_CLOCK, mariadb="UTC_TIMESTAMP(6)")
 class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it renders
-    """The database's clock now, not the transaction's start."""
+    """The database's clock now, not the transaction's start. On MariaDB the statement's start."""
 
     type = Instant()
     inherit_cache = True
@@ -69,6 +68,7 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
 @renders(
     postgresql="clock_timestamp() + make_interval(secs => {0})",
     sqlite=f"{SQLITE_CLOCK} + CAST({{0}} * 1000000 AS INTEGER)",
+    mariadb="UTC_TIMESTAMP(6) + INTERVAL ROUND({0} * 1000000) MICROSECOND",
 )
 class _Later(FunctionElement[Any]):
     type = Instant()
@@ -78,6 +78,20 @@ class _Later(FunctionElement[Any]):
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
     """The database's clock, `delay` from now; a parameter gives it in seconds."""
     return _Later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+
+
+@renders(
+    postgresql="{0} - make_interval(secs => {1})",
+    sqlite="{0} - CAST({1} * 1000000 AS INTEGER)",
+    mariadb="{0} - INTERVAL ROUND({1} * 1000000) MICROSECOND",
+)
+class _Earlier(FunctionElement[Any]):
+    type = Instant()
+    inherit_cache = True
+
+
+def earlier(instant: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    return _Earlier(instant, literal(by.total_seconds()))
 
 
 def database_now(connection: Connection) -> datetime:
@@ -110,7 +124,7 @@ def stored_body(record: Table) -> ColumnElement[bytes]:
     return _StoredBody(record)
 
 
-@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}")
+@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}", mariadb="{0}")
 class _StoredBody(FunctionElement[bytes]):
     type = LargeBinary()
     inherit_cache = True
@@ -127,7 +141,13 @@ class _StoredBody(FunctionElement[bytes]):
 
 
 def insert_unless_present(dialect: str, table: Table) -> Any:
-    """An INSERT that does nothing if the primary key exists. An error would end the transaction."""
+    """An INSERT that does nothing if the primary key exists. An error would end the transaction.
+
+    MariaDB's IGNORE also lets pass what is too long or breaks a CHECK: insert only what was checked. ON DUPLICATE KEY UPDATE
+    would count an existing row as written, because SQLAlchemy asks the drivers for the number of rows found.
+    """
+    if dialect == "mariadb":
+        return insert(table).prefix_with("IGNORE")
     name: Any = sqlite if dialect == "sqlite" else postgresql
     return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
 
@@ -146,11 +166,25 @@ def upsert(
     are `kept`, and in columns that are `added`, which get the sum of the old and the new value.
     """
     key = table.primary_key.columns.keys()
+    if connection.dialect.name == "mariadb":
+        connection.execute(_upsert_on_mariadb(table, rows, (*key, *kept), added))
+        return
     name: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     inserting = name.insert(table).values(rows)
     changed = {column: inserting.excluded[column] for column in rows[0] if column not in (*key, *kept)}
     changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
     connection.execute(inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed))
+
+
+def _upsert_on_mariadb(
+    table: Table, rows: Sequence[Mapping[str, Any]], kept: Collection[str], added: Collection[str]
+) -> Any:
+    from sqlalchemy.dialects import mysql  # it takes 40 ms, so other databases do not load it
+
+    inserting = mysql.insert(table).values(rows)
+    changed: dict[str, Any] = {column: inserting.inserted[column] for column in rows[0] if column not in kept}
+    changed |= {column: table.c[column] + inserting.inserted[column] for column in added}
+    return inserting.on_duplicate_key_update(changed)
 
 
 # --- requirements for a transaction
@@ -163,7 +197,7 @@ def require_transaction(connection: Connection, schema: str | None) -> None:
     """
     dialect = connection.dialect
     if dialect.name not in SUPPORTED:
-        raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
+        raise not_supported(dialect.name)
     if is_in_autocommit(connection):
         raise NoTransaction(
             "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
@@ -172,10 +206,22 @@ def require_transaction(connection: Connection, schema: str | None) -> None:
     require_connection(connection, schema)
 
 
+def not_supported(database: str) -> ConfigurationError:
+    hint = ": write mariadb+pymysql://... in the URL of a MariaDB" if database == "mysql" else ""
+    return ConfigurationError(f"the outbox runs on {SUPPORTED_NAMES}, not on {database!r}{hint}")
+
+
 def is_in_autocommit(connection: Connection) -> bool:
     """Whether each statement commits by itself, by SQLAlchemy's setting or by the driver's."""
     level = connection.get_execution_options().get("isolation_level")
     return level == "AUTOCOMMIT" or _is_driver_in_autocommit(connection)
+
+
+def isolation_level(connection: Connection) -> str:
+    """The level of the present transaction on PostgreSQL, and of the session on MariaDB, with a space between words."""
+    asked = "SHOW transaction_isolation" if connection.dialect.name == "postgresql" else "SELECT @@tx_isolation"
+    level: str = connection.execute(text(asked)).scalar_one()
+    return level.replace("-", " ").upper()
 
 
 def leave_autocommit(connection: Connection) -> None:
@@ -230,8 +276,8 @@ def require_prepared(connection: Connection) -> None:
 
 
 def sqlstate(error: BaseException | None) -> str | None:
-    """The SQLSTATE of a driver's error. Drivers have different names for the attribute."""
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    """The SQLSTATE of a driver's error. Drivers have different names for the attribute; MariaDB's have its own numbers."""
+    return state_of(error) or getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def is_busy(error: DBAPIError) -> bool:
@@ -247,8 +293,12 @@ def lost_savepoint(error: DBAPIError) -> bool:
 
 
 def is_aborted(connection: Connection) -> bool:
-    """Whether a statement has failed, so that PostgreSQL accepts only a rollback. psycopg shows this without a query."""
+    """Whether a statement has failed, so that PostgreSQL accepts only a rollback. psycopg shows this without a query. On MariaDB,
+    whether the server has undone the transaction.
+    """
     info = getattr(connection.connection.driver_connection, "info", None)
+    if info is None:
+        return was_undone(connection)
     return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
 
 
@@ -270,70 +320,3 @@ def is_passing(error: Exception) -> bool:
         )  # asyncpg's errors of values
         return isinstance(error, OperationalError | InterfaceError) and not is_of_a_value
     return isinstance(error, TimeoutError | OSError)  # the pool has no free connection, or the server is unreachable
-
-
-# --- locks that end with the transaction
-
-
-@renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1")
-class _TryLocking(FunctionElement[Any]):
-    """Tries to take the transaction-level lock of a number, without waiting; returns whether it did. On SQLite the only writer
-    has all locks.
-    """
-
-    type = Boolean()
-    inherit_cache = True
-
-
-@renders(postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')", sqlite="0")
-class _KeepsSnapshot(FunctionElement[Any]):
-    """Whether the transaction keeps the snapshot of its first statement (REPEATABLE READ, SERIALIZABLE). Then it may not see what
-    the last holder of a lock has committed. False on SQLite: after BEGIN IMMEDIATE no other transaction writes.
-    """
-
-    type = Boolean()
-    inherit_cache = True
-
-
-class Lock(NamedTuple):
-    """The result of a lock attempt: whether the lock is held now, and whether the transaction keeps its snapshot."""
-
-    taken: bool
-    keeps_snapshot: bool
-
-
-def try_lock(connection: Connection, id: UUID) -> Lock:
-    """Take the transaction-level lock of `id` if it is free."""
-    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
-
-
-def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
-    """`try_lock` that waits: at most for `budget`, for a shorter statement_timeout, or until PostgreSQL detects a deadlock. In
-    each case the caller can continue its transaction, with its own lock_timeout.
-    """
-    if connection.dialect.name == "sqlite":
-        return True
-    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
-    before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
-    savepoint = connection.begin_nested()  # without a savepoint, a timeout would end the caller's transaction
-    try:
-        connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
-        connection.execute(_LOCK, {"key": lock_number(id)})
-        connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
-    except DBAPIError as error:
-        savepoint.rollback()
-        if not is_timeout(error):
-            raise
-        return False
-    savepoint.commit()
-    return True
-
-
-_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
-_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
-_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
-
-
-def lock_number(id: UUID) -> int:
-    """PostgreSQL's number for the lock of `id`."""
-    return int.from_bytes(id.bytes[:8], "big", signed=True)

@@ -8,12 +8,14 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import refuse_other_encoding
-from outbox.sql.dialect import SUPPORTED
+from outbox.sql.dialect import SUPPORTED, not_supported
 
 
 def engine_of(url: URL, **settings: Any) -> Engine:
     """`create_engine(url)`. Raises `ConfigurationError` for another database, and for a driver that is not installed."""
     require_supported(url.get_backend_name())
+    if url.get_backend_name() == "mariadb":
+        settings.setdefault("isolation_level", "READ COMMITTED")  # see `outbox.sql.mariadb_settings`
     try:
         made = create_engine(url, hide_parameters=True, **settings)
     except ModuleNotFoundError as error:
@@ -62,4 +64,4 @@ def _shown(target: str | URL) -> str:
 def require_supported(database: str) -> None:
     """Raise `ConfigurationError` for a database that the outbox does not run on."""
     if database not in SUPPORTED:
-        raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {database!r}")
+        raise not_supported(database)

@@ -146,7 +146,7 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
     """The new due time of a queue row that is blocked: now, or its own later time. Other rows keep their due time."""
     queue, entry = tables.queue, tables.entry
     # The start of the transaction, because a claim in this transaction uses this time, and must find the row.
-    now: Any = clock() if connection.dialect.name == "sqlite" else func.now()
+    now: Any = func.now() if connection.dialect.name == "postgresql" else clock()
     if cutoff < NEVER:
         now = case((now > literal(cutoff, Instant), literal(cutoff, Instant)), else_=now)
     meant_for = select(entry.c.due_at).where(entry.c.id == queue.c.id).scalar_subquery()

@@ -6,10 +6,11 @@ An index on the parent's id would cost each enqueue another random page (docs/ke
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, Uuid, and_
+from sqlalchemy import ColumnElement, Table, and_
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.keys import PARENT_BYTES, ids_under
+from outbox.sql.column_types import ID
 from outbox.sql.rendering import renders
 
 _KEPT = 2 * PARENT_BYTES  # hexadecimal digits
@@ -31,13 +32,21 @@ def _filled(parent: str, digit: str) -> str:
     return f"CAST(left(CAST({parent} AS text), {_KEPT}) || '{digit * _REST}' AS uuid)"
 
 
-@renders(postgresql=_filled("{0}", "0"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'0' * _REST}'")
+@renders(
+    postgresql=_filled("{0}", "0"),
+    sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'0' * _REST}'",
+    mariadb=f"CONCAT(SUBSTR({{0}}, 1, {PARENT_BYTES}), X'{'0' * _REST}')",
+)
 class _Least(FunctionElement[UUID]):
-    type = Uuid()
+    type = ID
     inherit_cache = True
 
 
-@renders(postgresql=_filled("{0}", "f"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'f' * _REST}'")
+@renders(
+    postgresql=_filled("{0}", "f"),
+    sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'f' * _REST}'",
+    mariadb=f"CONCAT(SUBSTR({{0}}, 1, {PARENT_BYTES}), X'{'F' * _REST}')",
+)
 class _Greatest(FunctionElement[UUID]):
-    type = Uuid()
+    type = ID
     inherit_cache = True

@@ -10,8 +10,10 @@ this lock exclusively, instead of the locks of its keys. Then no other transacti
 one has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from hashlib import sha256
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.sql.connections import LockBudget
 from outbox.sql.dialect import DEADLOCK, sqlstate
 from outbox.sql.identifiers import quoted_table
+from outbox.sql.key_locks import lock_ids
 from outbox.sql.schema import Tables
 
 BUDGET = LockBudget(250)
@@ -73,6 +76,17 @@ _TAKE_POSITIONS_ALONE = text("""
         SELECT count(pg_advisory_xact_lock(hashtextextended('', CAST(CAST(CAST(:queue AS regclass) AS oid) AS bigint)))::text)
     ) AS held
 """)
+
+
+def lock_ordering_keys(connection: Connection, tables: Tables, ordering_keys: Collection[str]) -> None:
+    """Lock the keys for this transaction on MariaDB, where the INSERT itself takes the positions from the sequence."""
+    ids = [UUID(bytes=sha256(b"ordering\0" + key.encode()).digest()[:16]) for key in ordering_keys]
+    try:
+        lock_ids(connection, tables, ids)
+    except DBAPIError as error:
+        if sqlstate(error.orig) == DEADLOCK:
+            error.add_note(DEADLOCK_NOTE)
+        raise
 
 
 def _sequence(connection: Connection, tables: Tables) -> str:

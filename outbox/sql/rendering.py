@@ -10,7 +10,7 @@ from sqlalchemy.sql.functions import FunctionElement
 Element = TypeVar("Element", bound=type[FunctionElement[Any]])
 
 
-def renders(*, postgresql: str, sqlite: str) -> Callable[[Element], Element]:
+def renders(*, postgresql: str, sqlite: str, mariadb: str) -> Callable[[Element], Element]:
     """Render an element as these texts, with its arguments for `{0}`, `{1}` and so on."""
 
     def register(element: Element) -> Element:
@@ -22,6 +22,7 @@ def renders(*, postgresql: str, sqlite: str) -> Callable[[Element], Element]:
 
         compiles(element)(render(postgresql))
         compiles(element, "sqlite")(render(sqlite))
+        compiles(element, "mariadb")(render(mariadb))
         return element
 
     return register

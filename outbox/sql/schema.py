@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from sqlalchemy import (
     DDL,
+    Column,
     ColumnElement,
     Connection,
     FromClause,
@@ -22,6 +23,7 @@ from sqlalchemy import (
 )
 
 from outbox.sql import columns
+from outbox.sql.column_types import ID
 from outbox.sql.functions import DatabaseFunction, creation, database_functions
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema_errors import translate_for
@@ -37,6 +39,10 @@ migrations' revisions count these.
 
 STATEMENTS_MAX = 256
 """How many built statements of one kind are cached. A process has one or a few sets of tables, each with a few statements."""
+
+
+MARIADB_TABLES = {"mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4", "mariadb_collate": "utf8mb4_nopad_bin"}
+"""What each table has on MariaDB. Under its other collations keys are equal that differ in case, accents or spaces at the end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +96,48 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
         event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
+    for table in metadata.tables.values():
+        event.listen(table, "before_create", _set_collation)
+    _listen_for_key_lock(tables)
     functions = database_functions(schema, prefix)
     for function in functions.values():
         _listen_for(function, tables)
     own = [getattr(tables, each.name).name for each in fields(Tables) if each.name != "metadata"]
     callable_names = [f"{prefix}{name}" for name in functions]
-    hide_values_of(schema, prefix, [*own, f"{prefix}body"], callable_names)
-    translate_for([*own, *callable_names])
+    hide_values_of(schema, prefix, [*own, f"{prefix}body", f"{prefix}key_lock"], callable_names)
+    translate_for([*own, f"{prefix}key_lock", *callable_names])
     return tables
+
+
+def _set_collation(table: Table, connection: Connection, **rest: object) -> None:
+    """Only now: with options in its definition, a table would load SQLAlchemy's dialect for MariaDB in every process."""
+    if connection.dialect.name == "mariadb":
+        table.kwargs.update(MARIADB_TABLES)
+
+
+def key_lock(tables: Tables) -> Table:
+    """The table of `outbox.sql.key_locks`, which only MariaDB has, and which is always empty."""
+    name = tables.record.name.removesuffix("record") + "key_lock"
+    return Table(
+        name, _KEY_LOCKS, Column("id", ID, primary_key=True), schema=tables.record.schema, extend_existing=True
+    )
+
+
+_KEY_LOCKS = MetaData()
+
+
+def _listen_for_key_lock(tables: Tables) -> None:
+    def create(target: Table, connection: Connection, **rest: object) -> None:
+        if connection.dialect.name == "mariadb":
+            _set_collation(key_lock(tables), connection)
+            key_lock(tables).create(connection, checkfirst=True)
+
+    def drop(target: Table, connection: Connection, **rest: object) -> None:
+        if connection.dialect.name == "mariadb":
+            key_lock(tables).drop(connection, checkfirst=True)
+
+    event.listen(tables.record, "after_create", create)
+    event.listen(tables.record, "before_drop", drop)
 
 
 def _listen_for(function: DatabaseFunction, tables: Tables) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import SchemaError
+from outbox.sql.mariadb_errors import is_of_server, state_of
 from outbox.sql.places import place_of
 
 UNDEFINED = {"42P01": "table", "42883": "function"}
@@ -32,7 +33,12 @@ def _translate(context: ExceptionContext) -> SchemaError | None:
         found = _UNDEFINED_IN_SQLITE.search(text)
         kind, words = "table", [found[1]] if found else []
     else:
-        kind = UNDEFINED.get(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "", "")
+        code = state_of(error) or getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        kind = UNDEFINED.get(code or "", "")
+        if kind and is_of_server(error):
+            # SQLAlchemy itself asks so whether a table exists, and needs this error
+            is_inspection = (context.statement or "").startswith(("DESCRIBE", "SHOW"))
+            text = "" if is_inspection else str(error.args[-1])
         words = re.findall(r"\w+", text) if kind else []
     missing = next((word for word in words if word in _names), None)
     if missing is None:

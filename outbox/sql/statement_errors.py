@@ -13,6 +13,8 @@ from typing import Any
 from sqlalchemy import Dialect, Engine, event
 from sqlalchemy.engine import ExceptionContext
 
+from outbox.sql.mariadb_errors import NAMING_NO_VALUES, is_of_server, number_of
+
 HIDDEN = "(its text is hidden: it may quote what was sent)"
 QUOTING_NONE = (
     *("08", "0A", "23", "25", "26", "28", "2B", "34", "3B", "3D", "3F", "40", "42"),
@@ -91,7 +93,7 @@ def hide_values(error: BaseException, *, is_sqlite: bool = False) -> str:
         elif isinstance(each, UnicodeEncodeError | UnicodeTranslateError):
             each.object = ""
         elif not is_sqlite:
-            each.args = (shown,)
+            each.args = (each.args[0], shown) if is_of_server(each) else (shown,)
         for name in ("message", "detail", "hint", "context", "internal_query"):  # of asyncpg
             if getattr(each, name, None) is not None:
                 setattr(each, name, None)
@@ -113,6 +115,8 @@ def _with_causes(error: BaseException) -> Iterator[Any]:
 
 
 def _safe_text(error: BaseException) -> str:
+    if is_of_server(error):
+        return _text(error) if number_of(error) in NAMING_NO_VALUES else HIDDEN
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is None:
         # The server did not answer: the connection was lost, or the driver could not convert a value.
@@ -123,6 +127,8 @@ def _safe_text(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
+    if is_of_server(error):
+        return str(error.args[-1])
     return str(error.args[0]) if error.args else ""
 
 

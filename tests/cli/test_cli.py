@@ -173,7 +173,10 @@ def test_an_unexpected_error_keeps_its_trace() -> None:
     ("url", "says"),
     [
         ("postgresql", "the URL is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name"),
-        ("mysql://user:hunter2@host/shop", "the URL is for 'mysql': the outbox supports postgresql and sqlite"),
+        (
+            "mysql://user:hunter2@host/shop",
+            "the URL is for 'mysql': the outbox supports postgresql, sqlite and mariadb",
+        ),
         ("postgresql+nodriver://user:hunter2@host/shop", "names an unknown driver, 'postgresql+nodriver'"),
         ("postgresql+psycopg2://user:hunter2@host/shop", "needs the driver 'psycopg2', which is not installed"),
         ("sqlite://", "the URL is an in-memory database"),

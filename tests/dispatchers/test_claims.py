@@ -61,7 +61,7 @@ class Bench:
         return queue_row(self.database, id)
 
 
-@pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite"])
+@pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite", "mariadb"])
 def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = DatabaseStore(database.engine, ob.configuration)

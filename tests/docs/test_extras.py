@@ -88,7 +88,11 @@ def test_a_part_without_its_package_names_the_extra(packages: list[str], program
             "the driver 'psycopg2' of the URL postgresql+psycopg2://... is not installed: pip install"
             " 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://...",
         ),
-        ("mysql://user:hunter2@host/shop", "the outbox runs on postgresql and sqlite, not on 'mysql'"),
+        (
+            "mysql://user:hunter2@host/shop",
+            "the outbox runs on postgresql, sqlite and mariadb, not on 'mysql':"
+            " write mariadb+pymysql://... in the URL of a MariaDB",
+        ),
     ],
 )
 def test_a_url_that_nothing_here_can_open_says_what_to_write(ob: outbox.Outbox, url: str, says: str) -> None:
@@ -106,7 +110,7 @@ def test_an_engine_of_another_database_is_refused(sqlite: Database, ob: outbox.O
     engine = sa.create_engine(sqlite.url)
     engine.dialect.name = "oracle"
 
-    with pytest.raises(ConfigurationError, match="the outbox runs on postgresql and sqlite, not on 'oracle'"):
+    with pytest.raises(ConfigurationError, match="the outbox runs on postgresql, sqlite and mariadb, not on 'oracle'"):
         dispatcher(engine, ob, adapters={"crm": MemoryAdapter()})
     with pytest.raises(ConfigurationError, match="not on 'oracle'"):
         ob.check(engine)

@@ -44,17 +44,35 @@ class Order(Base):
             unique=True,
             postgresql_where=sa.text("amount = 13"),
             sqlite_where=sa.text("amount = 13"),
-        ),
+        ).ddl_if(callable_=lambda ddl, target, bind, dialect, **rest: dialect.name != "mariadb"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    customer: Mapped[str]
+    customer: Mapped[str] = mapped_column(sa.String(255))
     amount: Mapped[int]
+
+
+@sa.event.listens_for(Order.__table__, "after_create")
+def _collide_on_mariadb(table: sa.Table, connection: sa.Connection, **rest: object) -> None:
+    """MariaDB has no partial indexes, but a computed column may be unique; NULLs do not collide."""
+    if connection.dialect.name == "mariadb":
+        collision = "VARCHAR(255) AS (IF(amount = 13, customer, NULL))"
+        connection.exec_driver_sql(f"ALTER TABLE shop_order ADD collision {collision} INVISIBLE UNIQUE")
 
 
 def colliding_order() -> Order:
     """The second of these in one database fails its flush with an IntegrityError."""
     return Order(customer="ada", amount=13)
+
+
+ASYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy"}
+DIALECT_SETTINGS: Mapping[str, dict[str, Any]] = {
+    "postgresql": {
+        "use_native_hstore": False
+    },  # to search for the type hstore takes a new engine as long as to connect
+    "sqlite": {},
+    "mariadb": {},  # its level is in the URL: `mariadb_copies`
+}
 
 
 class Database:
@@ -70,9 +88,8 @@ class Database:
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
-        self.async_url = self.url.set(drivername="sqlite+aiosqlite") if self.name == "sqlite" else self.url
-        # To search for the type hstore takes a new engine as long as to connect.
-        self._dialect: Mapping[str, Any] = {"use_native_hstore": False} if self.name == "postgresql" else {}
+        self.async_url = self.url.set(drivername=ASYNC_DRIVERS[self.name])
+        self._dialect = DIALECT_SETTINGS[self.name]
         self._engines: list[sa.Engine] = []
         self.kept = KeptConnections() if before is None else before.kept
         self.engine = self._usual_engine(self.url)
@@ -105,14 +122,14 @@ class Database:
         return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
 
     def _usual_engine(self, url: sa.URL) -> sa.Engine:
-        if self.name == "sqlite":
+        if self.name != "postgresql":
             return self.new_engine()
         engine = self.kept.engine(url, **self._dialect, execution_options=SHARED)
         self._engines.append(engine)
         return engine
 
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
-        engine = sa.create_engine(url or self.url, **self._dialect, **settings or {"execution_options": SHARED})
+        engine = sa.create_engine(url or self.url, **self._dialect | (settings or {"execution_options": SHARED}))
         self._engines.append(engine)
         return engine
 
@@ -120,7 +137,7 @@ class Database:
         """An engine without a pool: nothing of it outlives the event loop."""
         url = self.async_url if role is None else self.async_url.set(username=role)
         given = settings or {"execution_options": SHARED}
-        engine = create_async_engine(url, poolclass=sa.NullPool, **self._dialect, **given)
+        engine = create_async_engine(url, poolclass=sa.NullPool, **self._dialect | given)
         if self.name == "sqlite":
             _prepare(engine)
         return engine
@@ -199,9 +216,12 @@ class Database:
 
     def age_records(self, by: timedelta) -> None:
         """As if every record had been stored `by` earlier."""
-        earlier = (
-            f"- {by // MICROSECOND}" if self.name == "sqlite" else f"- interval '{by // MICROSECOND} microseconds'"
-        )
+        microseconds = by // MICROSECOND
+        earlier = {
+            "postgresql": f"- interval '{microseconds} microseconds'",
+            "sqlite": f"- {microseconds}",
+            "mariadb": f"- INTERVAL {microseconds} MICROSECOND",
+        }[self.name]
         columns = ("created_at", "answered_at", "replay_until", "keep_until")
         changes = ", ".join(f"{column} = {column} {earlier}" for column in columns)
         self.execute(sa.text(f"UPDATE {TABLES.record.name} SET {changes}"))

@@ -29,7 +29,8 @@ from dispatchers.store.protocol import Exchange
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.time_limits import Window
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
-from outbox.times import EPOCH, MICROSECOND, NEVER
+from outbox.sql.dialect import earlier
+from outbox.times import EPOCH, NEVER
 from support.database import IMPORT_PATH, TABLES, Database
 from support.python_processes import STDOUT, PythonProcess
 
@@ -122,9 +123,7 @@ def age(database: Database, by: timedelta) -> None:
 
 
 def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
-    delay: Any = by // MICROSECOND if database.name == "sqlite" else sa.literal(by, sa.Interval)
-    kind: Any = sa.BigInteger if database.name == "sqlite" else sa.DateTime
-    statement = sa.update(table).values({name: sa.type_coerce(table.c[name], kind) - delay for name in columns})
+    statement = sa.update(table).values({name: earlier(table.c[name], by) for name in columns})
     with database.owner() as connection:
         if database.name == "postgresql":  # the server may still be at work for a process that was killed, row by row
             connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")

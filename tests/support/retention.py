@@ -14,8 +14,7 @@ from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import KEEP
 from dispatchers.time_limits import Window
-from outbox.sql.dialect import clock
-from outbox.times import MICROSECOND
+from outbox.sql.dialect import clock, earlier
 from support.database import TABLES, Database
 
 DAY = timedelta(days=1)
@@ -61,10 +60,7 @@ def elapse(database: Database, by: timedelta) -> None:
 
 
 def shift(database: Database, column: sa.Column[Any], by: timedelta, *where: Any) -> None:
-    sqlite = database.name == "sqlite"
-    delay: Any = by // MICROSECOND if sqlite else sa.literal(by, sa.Interval)
-    shifted = sa.type_coerce(column, sa.BigInteger if sqlite else sa.DateTime) - delay
-    database.execute(sa.update(column.table).where(*where).values({column.name: shifted}))
+    database.execute(sa.update(column.table).where(*where).values({column.name: earlier(column, by)}))
 
 
 def request(

@@ -221,5 +221,7 @@ def test_another_database_is_refused_by_name(ob):
     engine = sa.create_mock_engine("mysql+pymysql://", print)
     connection = type("Connection", (), {"dialect": engine.dialect})()
 
-    with pytest.raises(outbox.ConfigurationError, match="the outbox runs on postgresql and sqlite, not on 'mysql'"):
+    with pytest.raises(
+        outbox.ConfigurationError, match="the outbox runs on postgresql, sqlite and mariadb, not on 'mysql'"
+    ):
         outbox.sql.dialect.require_transaction(connection, None)

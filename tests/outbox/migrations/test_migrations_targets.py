@@ -106,7 +106,9 @@ def test_what_is_no_target_is_refused(blank_sqlite):
 
 
 def test_a_database_without_migrations_is_refused():
-    with pytest.raises(SchemaError, match="there are no migrations for 'mysql', only for postgresql and sqlite"):
+    with pytest.raises(
+        SchemaError, match="there are no migrations for 'mysql', only for postgresql, sqlite and mariadb"
+    ):
         migrations.sql("mysql")
 
 

@@ -286,11 +286,11 @@ def test_the_search_for_open_requests_reads_only_their_index(
     database: Database, ob: outbox.Outbox, read: Callable[[sa.Connection], object]
 ) -> None:
     plans: list[str] = []
-    explain = "EXPLAIN" if database.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    explain = "EXPLAIN QUERY PLAN" if database.name == "sqlite" else "EXPLAIN"
 
     def plan(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
         cursor.execute(f"{explain} {statement}", parameters)
-        plans.append("\n".join(str(row[-1]) for row in cursor.fetchall()))
+        plans.append("\n".join(str(row if database.name == "mariadb" else row[-1]) for row in cursor.fetchall()))
 
     with database.engine.begin() as connection:
         if database.name == "postgresql":  # a plan for any parameters, of a table too small for an index to pay

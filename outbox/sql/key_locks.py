@@ -1,0 +1,143 @@
+"""Locks of keys that end with the transaction.
+
+PostgreSQL has advisory locks, and SQLite one writer, which has all locks. MariaDB's named locks belong to the session and outlive
+its transaction, so there a lock is a row that its holder has inserted and deleted, and has not committed yet: until then another
+transaction cannot insert it, and afterwards nothing is left of it.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import lru_cache
+from time import monotonic
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Boolean, Connection, Dialect, Table, TextClause, bindparam, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.functions import FunctionElement
+
+from outbox.sql.column_types import ID
+from outbox.sql.dialect import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
+from outbox.sql.rendering import renders
+from outbox.sql.schema import STATEMENTS_MAX, Tables, key_lock
+
+LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
+PAUSE_SECONDS = 0.02
+"""Between two attempts on MariaDB. A server that waits itself counts in whole seconds, and ends a transaction for a deadlock."""
+
+
+@renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1", mariadb="1")
+class _TryLocking(FunctionElement[Any]):
+    """Tries to take the transaction-level lock of a number, without waiting; returns whether it did. On SQLite the only writer
+    has all locks.
+    """
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@renders(
+    postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
+    sqlite="0",
+    mariadb="0",
+)
+class _KeepsSnapshot(FunctionElement[Any]):
+    """Whether the transaction keeps the snapshot of its first statement (REPEATABLE READ, SERIALIZABLE). Then it may not see what
+    the last holder of a lock has committed. False on SQLite: after BEGIN IMMEDIATE no other transaction writes. False on MariaDB,
+    where READ COMMITTED is required.
+    """
+
+    type = Boolean()
+    inherit_cache = True
+
+
+class Lock(NamedTuple):
+    """The result of a lock attempt: whether the lock is held now, and whether the transaction keeps its snapshot."""
+
+    taken: bool
+    keeps_snapshot: bool
+
+
+def try_lock(connection: Connection, tables: Tables, id: UUID) -> Lock:
+    """Take the transaction-level lock of `id` if it is free."""
+    if connection.dialect.name == "mariadb":
+        return Lock(_insert_lock(connection, tables, id), keeps_snapshot=False)
+    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
+
+
+def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
+    """`try_lock` that waits: at most for `budget`, for a shorter statement_timeout, or until PostgreSQL detects a deadlock. In
+    each case the caller can continue its transaction, with its own lock_timeout.
+    """
+    if connection.dialect.name == "sqlite":
+        return True
+    if connection.dialect.name == "mariadb":
+        return _insert_lock_within(connection, tables, id, budget)
+    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
+    before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
+    savepoint = connection.begin_nested()  # without a savepoint, a timeout would end the caller's transaction
+    try:
+        connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
+        connection.execute(_LOCK, {"key": lock_number(id)})
+        connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
+    except DBAPIError as error:
+        savepoint.rollback()
+        if not is_timeout(error):
+            raise
+        return False
+    savepoint.commit()
+    return True
+
+
+_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
+
+
+def lock_number(id: UUID) -> int:
+    """PostgreSQL's number for the lock of `id`."""
+    return int.from_bytes(id.bytes[:8], "big", signed=True)
+
+
+# --- MariaDB
+
+
+def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> None:
+    """Take the locks on MariaDB, one after another in the order of the ids, waiting for each as the session waits for any row."""
+    table = key_lock(tables)
+    for id in sorted(set(ids)):
+        connection.execute(table.insert(), {"id": id})
+        connection.execute(table.delete().where(table.c.id == id))
+
+
+def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
+    table = key_lock(tables)
+    try:
+        connection.execute(_inserting_at_once(connection.dialect, table), {"id": id})
+    except DBAPIError as error:
+        if sqlstate(error.orig) != LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    connection.execute(table.delete().where(table.c.id == id))
+    return True
+
+
+def _insert_lock_within(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
+    """The server pauses between two attempts: an event loop under the connection is not blocked."""
+    until = monotonic() + budget.total_seconds()
+    while not _insert_lock(connection, tables, id):
+        if monotonic() >= until:
+            return False
+        connection.execute(_PAUSE, {"seconds": PAUSE_SECONDS})
+    return True
+
+
+_PAUSE = text("SELECT SLEEP(:seconds)")
+
+
+@lru_cache(STATEMENTS_MAX)
+def _inserting_at_once(dialect: Dialect, table: Table) -> TextClause:
+    """With a wait of 0 s for a row that is locked, for this statement only."""
+    name = dialect.identifier_preparer.format_table(table)
+    insert = text(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR INSERT INTO {name} (id) VALUES (:id)")
+    return insert.bindparams(bindparam("id", type_=ID))

@@ -1,0 +1,60 @@
+"""MariaDB's error numbers as the SQLSTATEs of PostgreSQL, by which everything else decides. Pure.
+
+MariaDB has SQLSTATEs of its own, but most of its errors share one, HY000, and the drivers drop it.
+Source: mariadb.com/kb, "MariaDB Error Codes".
+"""
+
+from types import MappingProxyType
+
+DRIVERS = ("pymysql", "asyncmy")
+
+_STATES = MappingProxyType(
+    {
+        1205: "55P03",  # a row's lock was not free in time: only the statement is undone
+        1213: "40P01",  # a deadlock, or on Galera a conflict at the commit: the server has undone the whole transaction
+        1020: "40001",  # another transaction has changed the row since this one's snapshot (innodb_snapshot_isolation)
+        1305: "3B001",  # no such savepoint: the server ended its transaction
+        1062: "23505",  # a duplicate
+        4025: "23514",  # a CHECK
+        1048: "23502",  # NULL in a column that is NOT NULL
+        1146: "42P01",  # no such table
+        1054: "42703",  # no such column
+        1064: "42601",  # a syntax error, whose text quotes the statement: see HIDDEN
+        1044: "42501",  # these four: the right is missing
+        1142: "42501",
+        1143: "42501",
+        1227: "42501",
+        1045: "28000",  # a wrong password
+        1049: "3D000",  # no such database
+        1040: "53300",  # too many connections
+        1203: "53300",
+        1226: "53400",
+        1047: "57P03",  # Galera: this node is not ready
+        1053: "57P01",  # the server shuts down
+        1927: "57P01",  # the connection was killed
+        1317: "57014",  # the statement was killed
+        1969: "57014",  # max_statement_time ran out
+        1290: "25006",  # the server is read-only
+        1792: "25006",
+        **dict.fromkeys((2002, 2003, 2006, 2013, 2014, 2055, 4031), "08006"),  # the connection is lost, or none was had
+    }
+)
+
+NAMING_NO_VALUES = frozenset(_STATES) - {1062, 1064}
+"""The errors whose text names tables, columns and constraints only: a duplicate quotes the key."""
+
+
+def is_of_server(error: BaseException | None) -> bool:
+    """Whether it is an error of a driver for MariaDB that carries an error number."""
+    return type(error).__module__.partition(".")[0] in DRIVERS and number_of(error) is not None
+
+
+def number_of(error: BaseException | None) -> int | None:
+    """The error number, the first argument of a driver's error."""
+    first = error.args[0] if error is not None and error.args else None
+    return first if isinstance(first, int) else None
+
+
+def state_of(error: BaseException | None) -> str | None:
+    """The SQLSTATE that PostgreSQL has for such an error; "HY000" for a number that is not listed. None for other errors."""
+    return _STATES.get(number_of(error) or 0, "HY000") if is_of_server(error) else None

@@ -1,0 +1,89 @@
+"""What a MariaDB server and session must be set to. The server is asked once for each pooled connection."""
+
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.engine import ExceptionContext
+
+from outbox.errors import ConfigurationError, NoTransaction
+from outbox.sql.mariadb_errors import state_of
+
+VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
+
+_CHECKED = "sqlalchemy-outbox mariadb"
+"""The key in a pooled connection's `info` for its isolation level, once the connection was checked."""
+
+_SETTINGS = text(
+    "SELECT version(), @@tx_isolation, @@sql_mode, @@character_set_connection, @@innodb_rollback_on_timeout"
+)
+
+
+def require_settings(connection: Connection) -> None:
+    """Raise `ConfigurationError` unless the server is a MariaDB that the outbox runs on, the session writes what it is given, and
+    the transaction is at READ COMMITTED.
+    """
+    if was_undone(connection):
+        raise NoTransaction(
+            "MariaDB has undone this transaction, after a deadlock with another one: what was written before is gone, so roll the"
+            " session back and run the transaction again"
+        )
+    pooled: Any = connection.connection
+    if _CHECKED not in pooled.info:
+        pooled.info[_CHECKED] = _checked(connection)
+    _require_read_committed(connection.get_execution_options().get("isolation_level") or pooled.info[_CHECKED])
+
+
+def _checked(connection: Connection) -> str:
+    """The session's isolation level."""
+    version, isolation, modes, characters, undoes = connection.execute(_SETTINGS).one()
+    found = connection.dialect.server_version_info or ()
+    if tuple(found[:3]) < VERSION_MIN:
+        raise ConfigurationError(f"the outbox needs MariaDB {'.'.join(map(str, VERSION_MIN))} or later, not {version}")
+    if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(modes.split(",")):
+        raise ConfigurationError(
+            "sql_mode lacks STRICT_TRANS_TABLES, so MariaDB would cut off what is too long: leave it at its default"
+        )
+    if "NO_BACKSLASH_ESCAPES" in modes or "ANSI_QUOTES" in modes:
+        raise ConfigurationError("sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES: leave it at its default")
+    if characters != "utf8mb4":
+        raise ConfigurationError(
+            f"the connection's character set is {characters}, and the outbox needs utf8mb4: leave `charset` out of the URL"
+        )
+    if undoes:
+        raise ConfigurationError(
+            "innodb_rollback_on_timeout is on, so a lock that is not free would undo the transaction: leave it at its default"
+        )
+    return str(isolation)
+
+
+def _require_read_committed(level: str) -> None:
+    """At MariaDB's default, REPEATABLE READ, a transaction would not see what the last holder of a key's lock has committed, and
+    an index's gaps would be locked, so that transactions with different keys would deadlock. In autocommit each statement sees
+    what is committed.
+    """
+    if level.replace("-", " ").replace("_", " ").upper() not in ("READ COMMITTED", "AUTOCOMMIT"):
+        raise ConfigurationError(
+            f"the transaction is at {level}, and on MariaDB the outbox needs READ COMMITTED:"
+            ' create_engine(url, isolation_level="READ COMMITTED")'
+        )
+
+
+# --- transactions that the server has ended
+
+_undone: WeakSet[Any] = WeakSet()
+
+
+def was_undone(connection: Connection) -> bool:
+    """Whether MariaDB has undone the connection's transaction. It accepts statements nevertheless, in a new transaction, so that
+    an app that catches the error could commit the second half of its work.
+    """
+    return bool(_undone) and connection.get_transaction() in _undone
+
+
+@event.listens_for(Engine, "handle_error")
+def _note_deadlock(context: ExceptionContext) -> None:
+    if context.connection is not None and state_of(context.original_exception) == "40P01":
+        transaction = context.connection.get_transaction()
+        if transaction is not None:
+            _undone.add(transaction)

@@ -1,0 +1,289 @@
+"""What MariaDB does otherwise than the other databases, one test for each difference."""
+
+import re
+import threading
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.database import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order
+
+import outbox
+from outbox import migrations
+from outbox.errors import ConfigurationError, NoTransaction, SchemaError
+from outbox.sql import mariadb_settings
+from outbox.sql.dialect import database_now, is_passing, is_timeout, sqlstate
+from outbox.sql.key_locks import try_lock, wait_for_lock
+from outbox.sql.schema import key_lock
+
+READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
+def enqueue(engine: sa.Engine, ob: outbox.Outbox, **settings: Any) -> None:
+    with Session(engine) as session, session.begin():
+        ob.enqueue(session, CHARGE, PAYLOAD, **{"parent": "invoice:42"} | settings)
+
+
+# --- what the session must be
+
+
+@pytest.mark.parametrize(
+    ("query", "refused"),
+    [
+        ({"init_command": "DO 1"}, "is at REPEATABLE-READ, and on MariaDB the outbox needs READ COMMITTED"),
+        ({"init_command": "SET tx_isolation = 'SERIALIZABLE'"}, "is at SERIALIZABLE"),
+        ({"sql_mode": ""}, "sql_mode lacks STRICT_TRANS_TABLES"),
+        ({"sql_mode": "STRICT_TRANS_TABLES,ANSI_QUOTES"}, "sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES"),
+        ({"charset": "latin1"}, "the connection's character set is latin1, and the outbox needs utf8mb4"),
+    ],
+)
+def test_a_session_that_would_change_what_is_written_is_refused(
+    mariadb: Database, ob: outbox.Outbox, query: dict[str, str], refused: str
+) -> None:
+    engine = sa.create_engine(mariadb.url.update_query_dict({"init_command": READ_COMMITTED} | query))
+
+    with pytest.raises(ConfigurationError, match=refused):
+        enqueue(engine, ob)
+
+    assert mariadb.entries == []
+
+
+def test_a_level_that_was_set_on_the_engine_is_accepted(mariadb: Database, ob: outbox.Outbox) -> None:
+    url = mariadb.url.update_query_dict({"init_command": "DO 1"})
+
+    enqueue(sa.create_engine(url, isolation_level="READ COMMITTED"), ob)
+    enqueue(sa.create_engine(url).execution_options(isolation_level="READ COMMITTED"), ob, parent="invoice:43")
+
+    assert len(mariadb.entries) == 2
+
+
+def test_an_older_server_is_refused(mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mariadb_settings, "VERSION_MIN", (99, 1))
+
+    with pytest.raises(ConfigurationError, match=r"the outbox needs MariaDB 99\.1 or later, not 1"):
+        enqueue(mariadb.engine, ob)
+
+
+def test_the_url_of_mysql_is_refused_with_the_one_to_write(ob: outbox.Outbox) -> None:
+    with pytest.raises(ConfigurationError, match=r"not on 'mysql': write mariadb\+pymysql://"):
+        ob.check(sa.create_engine("mysql+pymysql://root@localhost/shop"))
+
+
+def test_the_clock_is_utc_whatever_the_sessions_time_zone(mariadb: Database) -> None:
+    zone = "SET tx_isolation = 'READ-COMMITTED', time_zone = '+13:00'"
+    elsewhere = sa.create_engine(mariadb.url.update_query_dict({"init_command": zone}))
+
+    with mariadb.engine.connect() as here, elsewhere.connect() as there:
+        assert abs(database_now(here) - database_now(there)) < timedelta(minutes=1)
+
+
+# --- what the columns hold
+
+
+def test_keys_that_differ_in_case_accents_or_spaces_at_the_end_are_others(mariadb: Database, ob: outbox.Outbox) -> None:
+    for parent in ("invoice", "Invoice", "invoicé", "invoice "):
+        enqueue(mariadb.engine, ob, parent=parent)
+
+    with mariadb.session() as session:
+        found = session.execute(sa.select(TABLES.entry.c.parent).where(TABLES.entry.c.parent == "invoice")).scalars()
+        assert list(found) == ["invoice"]
+
+
+def test_an_answer_of_more_than_64_kib_is_stored_whole(mariadb: Database, ob: outbox.Outbox) -> None:
+    body, headers = b"x" * 100_000, {"X-Long": "y" * 70_000}
+    with mariadb.begin() as session, ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+        claim.respond(201, body, headers=headers)
+
+    (record,) = mariadb.records
+
+    assert record.body == body
+    assert "y" * 70_000 in record.headers
+
+
+# --- locks of keys
+
+
+def test_the_lock_of_a_key_ends_with_its_transaction_and_leaves_no_row(mariadb: Database) -> None:
+    id = uuid4()
+    with mariadb.engine.connect() as first, mariadb.engine.connect() as second:
+        taken = try_lock(first, TABLES, id).taken
+        again = try_lock(first, TABLES, id).taken
+        meanwhile = try_lock(second, TABLES, id).taken
+        waited = wait_for_lock(second, TABLES, id, timedelta(milliseconds=30))
+        first.commit()
+        afterwards = try_lock(second, TABLES, id).taken
+        second.commit()
+
+    assert (taken, again, meanwhile, waited, afterwards) == (True, True, False, False, True)
+    assert mariadb.rows(key_lock(TABLES)) == []
+
+
+def test_two_transactions_that_wait_for_each_others_keys_do_not_deadlock(mariadb: Database) -> None:
+    ids = uuid4(), uuid4()
+    with mariadb.engine.connect() as first, mariadb.engine.connect() as second:
+        assert try_lock(first, TABLES, ids[0]).taken
+        assert try_lock(second, TABLES, ids[1]).taken
+
+        assert not wait_for_lock(first, TABLES, ids[1], timedelta(milliseconds=30))
+        assert not wait_for_lock(second, TABLES, ids[0], timedelta(milliseconds=30))
+
+
+# --- errors
+
+
+def deadlock(mariadb: Database, session: Session) -> sa.exc.OperationalError:
+    """Let the server end the session's transaction, which has written less than the other one."""
+    change = sa.text("UPDATE shop_order SET amount = amount + 1 WHERE customer = :customer")
+    with mariadb.begin() as other:
+        other.add_all([Order(customer=name, amount=0) for name in ("ada", "bob")])
+    both_wait = threading.Barrier(2)
+
+    def work() -> None:
+        with mariadb.begin() as other:
+            other.add_all([Order(customer="eve", amount=n) for n in range(100, 150)])
+            other.execute(change, {"customer": "bob"})
+            both_wait.wait()
+            other.execute(change, {"customer": "ada"})
+
+    thread = threading.Thread(target=work)
+    session.execute(change, {"customer": "ada"})
+    thread.start()
+    both_wait.wait()
+    with pytest.raises(sa.exc.OperationalError) as caught:
+        session.execute(change, {"customer": "bob"})
+    thread.join()
+    return caught.value
+
+
+def test_after_a_deadlock_nothing_more_is_enqueued_in_the_transaction(mariadb: Database, ob: outbox.Outbox) -> None:
+    with mariadb.session() as session:
+        session.add(Order(customer="lost", amount=1))
+        session.flush()
+        error = deadlock(mariadb, session)
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        with pytest.raises(NoTransaction, match="MariaDB has undone this transaction, after a deadlock"):
+            session.commit()
+        session.rollback()
+        enqueue(mariadb.engine, ob)  # as the next transaction does
+
+    assert (sqlstate(error.orig), is_passing(error), is_timeout(error)) == ("40P01", True, True)
+    assert len(mariadb.entries) == 1
+    assert "lost" not in [order.customer for order in mariadb.orders]
+
+
+@pytest.mark.parametrize("owns_session", [False, True])
+def test_a_claim_whose_handler_swallows_a_deadlock_keeps_nothing(
+    mariadb: Database, ob: outbox.Outbox, owns_session: bool
+) -> None:
+    def handler(session: Session, claim: outbox.Claim) -> None:
+        session.add(Order(customer="lost", amount=1))
+        session.flush()
+        deadlock(mariadb, session)
+        session.add(Order(customer="half", amount=1))
+        claim.respond(201)
+
+    def run(session: Session) -> None:
+        if owns_session:
+            ob.run_idempotent(session, "k", partial(handler, session), scope="a", request=REQUEST)
+            return
+        with ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+            handler(session, claim)
+        session.commit()
+
+    with mariadb.session() as session, pytest.raises(outbox.OutboxError):
+        run(session)
+
+    assert mariadb.records == []
+    assert not {"lost", "half"} & {order.customer for order in mariadb.orders}
+
+
+def test_the_error_of_a_duplicate_does_not_show_it(mariadb: Database, ob: outbox.Outbox) -> None:
+    secret = "not-to-be-seen"
+    with mariadb.engine.connect() as connection:
+        row = {"kid": secret, "secret_check": "x", "recorded_at": database_now(connection)}
+        connection.execute(TABLES.kid.insert(), row)
+        with pytest.raises(sa.exc.IntegrityError) as caught:
+            connection.execute(TABLES.kid.insert(), row)
+
+    assert secret not in str(caught.value)
+    assert secret not in str(caught.value.orig)
+    assert sqlstate(caught.value.orig) == "23505"
+
+
+@pytest.mark.owner
+def test_a_missing_table_is_named_with_what_makes_it(mariadb: Database, ob: outbox.Outbox) -> None:
+    mariadb.execute(sa.text("DROP TABLE outbox_key_lock"))
+
+    with (
+        pytest.raises(SchemaError, match="the outbox's table 'outbox_key_lock' does not exist"),
+        mariadb.begin() as session,
+    ):
+        ob.idempotent(session, "k", scope="a", request=REQUEST).__enter__()
+    with pytest.raises(SchemaError, match="lacks table outbox_key_lock"):
+        migrations.check(mariadb.engine)
+
+
+# --- migrations, whose statements commit one by one
+
+
+def shape(mariadb: Database, prefix: str) -> dict[str, set[str]]:
+    """What each table of the prefix consists of, in any order, by its name without it."""
+    with mariadb.observer.connect() as connection:
+        names = [name for name in sa.inspect(connection).get_table_names() if name.startswith(prefix)]
+        made = {name: connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1] for name in names}
+    made = {name: re.sub(r" AUTO_INCREMENT=\d+", "", text) for name, text in made.items()}
+    lines = {name: {line.rstrip(",") for line in text.replace(prefix, "").split("\n")} for name, text in made.items()}
+    return {name.removeprefix(prefix): parts for name, parts in lines.items()}
+
+
+@pytest.mark.owner
+def test_the_migrations_make_the_tables_of_the_metadata_and_drop_them(mariadb: Database) -> None:
+    migrations.upgrade(mariadb.url, prefix="migrated_")
+    migrations.upgrade(mariadb.url, prefix="migrated_")
+
+    migrated = shape(mariadb, "migrated_")
+    del migrated["version"]
+    assert migrated == shape(mariadb, "outbox_")
+    migrations.check(mariadb.engine, prefix="migrated_")
+    migrations.downgrade(mariadb.url, prefix="migrated_")
+    assert shape(mariadb, "migrated_") == {}
+
+
+@pytest.mark.owner
+def test_an_interrupted_migration_is_finished_by_the_next_run(mariadb: Database) -> None:
+    migrations.upgrade(mariadb.url, prefix="migrated_")
+    whole = shape(mariadb, "migrated_")
+    for lost in ("DROP TABLE migrated_tombstone", "DROP INDEX migrated_record_keep ON migrated_record"):
+        mariadb.execute(sa.text(lost))
+    mariadb.execute(sa.text("DELETE FROM migrated_version"))
+
+    migrations.upgrade(mariadb.url, prefix="migrated_")
+
+    assert shape(mariadb, "migrated_").keys() == whole.keys()
+    migrations.check(mariadb.engine, prefix="migrated_")
+
+
+@pytest.mark.owner
+def test_two_migrations_at_once_take_turns(mariadb: Database) -> None:
+    runs = [threading.Thread(target=migrations.upgrade, args=[mariadb.url], kwargs={"prefix": "m_"}) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+
+    migrations.check(mariadb.engine, prefix="m_")
+
+
+@pytest.mark.owner
+def test_the_printed_sql_makes_the_tables(mariadb: Database) -> None:
+    script = migrations.sql("mariadb", prefix="printed_")
+    with mariadb.observer.begin() as connection:
+        for statement in filter(str.strip, script.split(";\n")):
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+
+    migrations.check(mariadb.engine, prefix="printed_")
+    assert migrations.current(mariadb.engine, prefix="printed_") == migrations.head()

@@ -1,0 +1,57 @@
+"""Databases on MariaDB, each for one test at a time; one that came back as it was is emptied and used again."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from support.database import TABLES, Base, Database
+
+READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
+class MariaDBCopies:
+    def __init__(self, server_url: sa.URL, create_tables: Callable[[sa.URL], None]) -> None:
+        self._server_url = server_url
+        self._create_tables = create_tables
+        self._admin = sa.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self._run = uuid4().hex[:8]
+        self._made: list[str] = []
+        self._idle: list[sa.URL] = []
+
+    def take(self) -> Database:
+        if self._idle:
+            return Database(self._idle.pop())
+        name = f"outbox_test_{self._run}_{len(self._made)}"
+        self._made.append(name)
+        self._execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        url = self._server_url.set(database=name).update_query_dict({"init_command": READ_COMMITTED})
+        self._create_tables(url)
+        return Database(url)
+
+    def give_back(self, database: Database, *, is_changed: bool) -> None:
+        """is_changed: whether the test may have changed the schema."""
+        database.dispose()
+        name = database.owners_url.database
+        with self._admin.connect() as connection:
+            left = "SELECT id FROM information_schema.processlist WHERE db = :name"
+            for id in connection.execute(sa.text(left), {"name": name}).scalars().all():
+                with suppress(sa.exc.OperationalError):  # it ended meanwhile
+                    connection.exec_driver_sql(f"KILL {id}")
+            if is_changed:
+                connection.exec_driver_sql(f"DROP DATABASE {name}")
+                return
+            connection.exec_driver_sql(f"USE {name}")
+            for table in (*TABLES.metadata.tables, *Base.metadata.tables):
+                connection.exec_driver_sql(f"DELETE FROM {table}")
+            connection.exec_driver_sql(f"ALTER SEQUENCE {TABLES.position.name} RESTART")
+        self._idle.append(database.owners_url)
+
+    def drop(self) -> None:
+        for name in self._made:
+            self._execute(f"DROP DATABASE IF EXISTS {name}")
+
+    def _execute(self, statement: str) -> None:
+        with self._admin.connect() as connection:
+            connection.exec_driver_sql(statement)

@@ -1,0 +1,69 @@
+"""A real MariaDB for a test run, on a socket in a folder of its own, where the machine has its programs."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import sqlalchemy as sa
+
+SERVERS = ("mariadbd", "/usr/sbin/mariadbd")
+FAST = (  # a test survives a killed process, not a power cut
+    *("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0", "--skip-log-bin", "--performance-schema=OFF"),
+    *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--innodb-lock-wait-timeout=10"),
+)
+
+
+def missing_program() -> str | None:
+    """Which of its programs this machine lacks."""
+    if _server() is None:
+        return "mariadbd"
+    return None if shutil.which("mariadb-install-db") else "mariadb-install-db"
+
+
+@contextmanager
+def temporary_mariadb() -> Iterator[sa.URL]:
+    """Run a MariaDB for the length of the block. Its superuser is root, without a password. If the process is killed, Linux ends
+    the server too.
+    """
+    user = ["--user=root"] if os.geteuid() == 0 else []
+    with TemporaryDirectory(prefix="mariadb") as folder:
+        data, socket = Path(folder, "data"), Path(folder, "socket")
+        made = ["mariadb-install-db", "--no-defaults", *user, f"--datadir={data}", "--skip-test-db"]
+        subprocess.run([*made, "--auth-root-authentication-method=normal"], check=True, capture_output=True, cwd=folder)
+        log = Path(folder, "log")
+        server = [str(_server()), "--no-defaults", *user, f"--datadir={data}", f"--socket={socket}", *FAST]
+        ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*ends_with_us, *server, "--skip-networking"], stdout=output, stderr=output, cwd=folder
+            )
+        try:
+            yield _when_ready(
+                process, log, sa.URL.create("mariadb+pymysql", "root", query={"unix_socket": str(socket)})
+            )
+        finally:
+            process.kill()  # nothing of it is kept
+            process.wait()
+
+
+def _server() -> str | None:
+    return next(filter(None, map(shutil.which, SERVERS)), None)
+
+
+def _when_ready(process: "subprocess.Popen[bytes]", log: Path, url: sa.URL) -> sa.URL:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    until = time.monotonic() + 60
+    while True:
+        try:
+            engine.connect().close()
+        except sa.exc.OperationalError:
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"MariaDB did not start: {log.read_text(errors='replace')[-2000:]}") from None
+            time.sleep(0.02)
+        else:
+            return url
