@@ -24,6 +24,8 @@ from dispatchers.pipeline.wakeup import first_set
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
+from dispatchers.telemetry.events import Observers
+from dispatchers.telemetry.http_server import HttpServer, address_of
 from dispatchers.telemetry.log_ids import work_on_database
 from dispatchers.telemetry.tracing import Trace
 from outbox.errors import ConfigurationError
@@ -46,6 +48,7 @@ class Fleet:
     adapters, include, keyring, outbox, trace, report, settings: those of a `Dispatcher`, for all databases. `concurrency`,
         `in_flight_max` and `limits` hold over all of them together, and the databases share them fairly.
         `identity_file` is a folder, with one file for each database.
+    observe: gives an observer of each database, such as `dispatchers.telemetry.prometheus.observers()`.
 
     The databases are independent: if one does not answer or is refused, the others continue. Raises `ConfigurationError` for
     adapters that break the guarantees, and for wrong names and URLs.
@@ -59,6 +62,7 @@ class Fleet:
         include: Sequence[Operations] = (),
         keyring: Keyring | None = None,
         outbox: Outbox | None = None,
+        observe: Observers | None = None,
         trace: Trace | None = None,
         report: Reporter | None = None,
         **settings: Unpack[GivenSettings],
@@ -68,6 +72,7 @@ class Fleet:
             **{"trace": trace, "report": report},
         }
         self._settings = settings
+        self._observe = observe
         checked = Settings.of(settings)
         self.grace = checked.grace
         self._closing = Routes(
@@ -107,10 +112,12 @@ class Fleet:
             return "starting: no database has been checked yet"
         return None if None in reasons.values() else "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
-    def run(self) -> None:
+    def run(self, *, http: str | None = None) -> None:
         """Work until SIGTERM or Ctrl-C, then drain. SIGHUP reads the file again. Needs the extra `dispatcher`.
 
         A second signal ends the process at once, as that of a `Dispatcher`.
+        http: an address at which to serve metrics and health. Needs the extra `prometheus`. A fleet without `observe` gets
+            Prometheus's observers.
         """
         try:
             from dispatchers import daemon  # loads apscheduler
@@ -122,7 +129,15 @@ class Fleet:
         async def work(stop: daemon.Stop) -> None:
             await self.pump(stop.stopping)
 
-        daemon.run_process(self, work)
+        daemon.run_process(self, work, None if http is None else self._http_server(http))
+
+    def _http_server(self, http: str) -> HttpServer:
+        from dispatchers.telemetry import prometheus  # an extra
+
+        server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)
+        if self._observe is None:
+            self._observe = prometheus.observers()
+        return server
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters."""
@@ -196,7 +211,13 @@ class Fleet:
         settings = self._settings.copy()
         if (folder := settings.get("identity_file")) is not None:
             settings["identity_file"] = Path(folder) / share.database
-        return Member(share, url, **self._given, **settings)
+        observer = None if self._observe is None else self._observe.of(share.database)
+        return Member(share, url, observe=observer, **self._given, **settings)
+
+    def left(self, database: str) -> None:
+        """Note that a database is not served any more."""
+        if self._observe is not None:
+            self._observe.forget(database)
 
 
 class Member(Dispatcher):
@@ -264,6 +285,7 @@ class _Served:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.leaving.wait(), seconds)
             seconds = min(2 * seconds, most)
+        self._fleet.left(self._name)
 
     async def _close(self) -> None:
         if self.member is not None:

@@ -5,10 +5,11 @@ import click
 from dispatchers.cli import options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.output import answer, clean
+from dispatchers.cli.over_databases import over_databases
 
 
 @click.command()
-@options.database_options
+@over_databases
 def destinations(target: options.Target) -> None:
     """Show each destination's backlog and throttling.
 

@@ -12,6 +12,7 @@ from dispatchers.cli.connections import examining, runner
 from dispatchers.cli.exit_codes import UNHEALTHY
 from dispatchers.cli.keys import ring_of
 from dispatchers.cli.output import answer, prose
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ EXTRAS = {
 
 @click.command()
 @options.env_option
-@options.database_options
+@over_databases
 @click.pass_context
 def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
     """Find what is wrong with the set-up, and say what to do.

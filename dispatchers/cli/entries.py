@@ -11,7 +11,8 @@ from dispatchers.cli import filters, options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.filters import ENDED, Given
-from dispatchers.cli.output import answer
+from dispatchers.cli.output import answer, is_collecting
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -39,7 +40,7 @@ ID_DIGITS_MIN = 8
     is_flag=True,
     help="For monitoring: exit with status 5 if an entry is uncertain or sending is suspended.",
 )
-@options.database_options
+@over_databases
 def status(
     parent: str | None, env: str | None, scope: str | None, source: str | None, exit_code: bool, target: options.Target
 ) -> None:
@@ -89,7 +90,7 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
     help="Maximum number of entries.",
 )
 @click.option("--after", type=options.Cursor(), help="Cursor that the previous page printed.")
-@options.database_options
+@over_databases
 def list_entries(text: str | None, given: Given, limit: int, after: Any, target: options.Target) -> None:
     """List entries by state, destination, operation or parent.
 
@@ -105,6 +106,8 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
             raise click.UsageError("give either a TEXT to find, or options that select entries")
         _list_found(text, target)
         return
+    if after is not None and is_collecting():
+        raise click.UsageError("--after continues the list of one database: give --database")
     ended = _are_ended(given["states"], suspended=given["suspended"])
     if ended and given["since"] is None and given["parent"] is None:
         given = {**given, "since": ENDED_SINCE}

@@ -73,9 +73,14 @@ def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_target(*, database: str, schema: str | None, prefix: str, **rest: Any) -> Any:
         return command(target=Target(database, schema, prefix), **rest)
 
-    for option in (json_option, prefix_option, schema_option, database_option()):
-        with_target = option(with_target)
-    return with_target
+    return target_options(with_target)
+
+
+def target_options(command: Callable[..., Any], *, database_required: bool = True) -> Callable[..., Any]:
+    """Add the options of a target, which the command gets one by one."""
+    for option in (json_option, prefix_option, schema_option, database_option(required=database_required)):
+        command = option(command)
+    return command
 
 
 def decision_options(*, reason_required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

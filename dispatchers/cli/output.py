@@ -3,8 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import click
@@ -23,12 +25,45 @@ SHORT_ID_CHARS = 8  # the minimum that a command accepts: among a million ids, o
 
 def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") -> None:
     """Print `document` where JSON was asked for, else `text`, or what it draws."""
-    if click.get_current_context().meta.get(JSON):
+    collected = _collected.get()
+    if collected is not None:
+        is_json = click.get_current_context().meta.get(JSON)
+        drawn: list[RenderableType] = []
+        if not is_json:
+            drawn.extend(text() if callable(text) else [prose(text)])
+        collected.append(Part(document, drawn))
+    elif click.get_current_context().meta.get(JSON):
         click.echo(json.dumps(plain(document), indent=2))
     elif callable(text):
         _draw(text())
     else:
         click.echo(text)
+
+
+class Part(NamedTuple):
+    """What a command would print. drawn: as text; empty where JSON was asked for."""
+
+    document: Any
+    drawn: "list[RenderableType]"
+
+
+_collected: ContextVar[list[Part] | None] = ContextVar("collected", default=None)
+
+
+def is_collecting() -> bool:
+    """Whether the answer is one of several databases."""
+    return _collected.get() is not None
+
+
+@contextmanager
+def collecting() -> Iterator[list[Part]]:
+    """Collect what this thread's `answer` would print until the end of the block."""
+    parts: list[Part] = []
+    token = _collected.set(parts)
+    try:
+        yield parts
+    finally:
+        _collected.reset(token)
 
 
 def clean(text: str) -> str:

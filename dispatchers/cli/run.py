@@ -68,12 +68,10 @@ def run(factory: str, log_level: str, http: str | None, databases: str | None) -
             )
         made.run(http=http)
         return
-    if http is not None:
-        raise click.UsageError("--http is not possible with a dispatchers.Fleet yet")
     if databases is not None:
         made.use(databases)
     name_databases()
-    made.run()
+    made.run(http=http)
 
 
 def _checked_address(text: str) -> str:

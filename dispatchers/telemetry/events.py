@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from outbox.errors import ConfigurationError
 
@@ -80,6 +80,18 @@ class Backlog:
 
 Event: TypeAlias = Activity | Levels | Backlog
 Observer: TypeAlias = Callable[[Event], object]
+
+
+class Observers(Protocol):
+    """What `Fleet(observe=...)` takes: an observer of each database's events."""
+
+    def of(self, database: str, /) -> Observer:
+        """The observer of this database, by its name in the fleet."""
+        ...
+
+    def forget(self, database: str, /) -> None:
+        """The fleet does not serve this database any more: its last levels and its backlog mean nothing now."""
+        ...
 
 
 class GuardedObserver:

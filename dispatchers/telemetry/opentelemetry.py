@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dispatchers.delivery import Delivery
-from dispatchers.telemetry.events import Activity, Event, Observer
+from dispatchers.telemetry.events import Activity, Event, Observer, Observers
 from dispatchers.telemetry.measures import (
     GAUGES,
     MEASURES,
@@ -43,7 +43,7 @@ SYSTEM = {"messaging.system": "outbox"}
 SENDING = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
 SUCCESSES = ("delivered", "replayed")
 ATTRIBUTES = {"destination": "messaging.destination.name"} | {
-    label: f"outbox.{label}" for label in ("operation", "result", "transition", "state", "reason")
+    label: f"outbox.{label}" for label in ("database", "operation", "result", "transition", "state", "reason")
 }
 """The attribute of each label."""
 
@@ -53,49 +53,70 @@ def observer(meter: Meter | None = None, *, names_max: int = NAMES_MAX) -> Obser
 
     names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
     """
-    meter = meter or get_meter("outbox")
-    names, last = Names(names_max), dict[type, Event]()
-    instruments: dict[str, Any] = {
-        measure.opentelemetry: meter.create_histogram(
-            measure.opentelemetry,
-            measure.unit,
-            measure.description,
-            explicit_bucket_boundaries_advisory=measure.bounds,
-        )
-        if measure.bounds
-        else meter.create_counter(measure.opentelemetry, measure.unit, measure.description)
-        for measure in MEASURES
-    }
-    _register_gauges(meter, last, Names(names_max))
-
-    def observe(event: Event) -> None:
-        if not isinstance(event, Activity):
-            last[type(event)] = event
-            return
-        for measure, labels, count in counts(event, names):
-            attributes = _attributes(measure.labels, labels)
-            if measure is SENDS:
-                attributes |= SENDING if labels[-1] in SUCCESSES else SENDING | {"error.type": labels[-1]}
-            instruments[measure.opentelemetry].add(count, attributes)
-        for measure, labels, seconds in durations(event, names):
-            sending = SENDING if measure is SEND_DURATION else {}
-            instruments[measure.opentelemetry].record(seconds, _attributes(measure.labels, labels) | sending)
-
-    return observe
+    return _Exporter(meter, names_max, ()).of()
 
 
-def _register_gauges(meter: Meter, last: Mapping[type, Event], names: Names) -> None:
-    def register(kind: type, gauge: Gauge) -> None:
+def observers(meter: Meter | None = None, *, names_max: int = NAMES_MAX) -> Observers:
+    """Export to `meter`, with the attribute `outbox.database`: what `Fleet(observe=...)` takes. See `observer`."""
+    return _Exporter(meter, names_max, ("database",))
+
+
+class _Exporter:
+    """first: the labels before those of each metric."""
+
+    def __init__(self, meter: Meter | None, names_max: int, first: tuple[str, ...]) -> None:
+        meter = meter or get_meter("outbox")
+        self._first = first
+        self._names = Names(names_max)
+        self._last: dict[tuple[str, ...], dict[type, Event]] = {}
+        self._instruments: dict[str, Any] = {
+            measure.opentelemetry: meter.create_histogram(
+                measure.opentelemetry,
+                measure.unit,
+                measure.description,
+                explicit_bucket_boundaries_advisory=measure.bounds,
+            )
+            if measure.bounds
+            else meter.create_counter(measure.opentelemetry, measure.unit, measure.description)
+            for measure in MEASURES
+        }
+        names = Names(names_max)
+        for kind, gauges in GAUGES.items():
+            for gauge in gauges:
+                self._register(meter, kind, gauge, names)
+
+    def of(self, *first: str) -> Observer:
+        last, common = self._last.setdefault(first, {}), _attributes(self._first, first)
+
+        def observe(event: Event) -> None:
+            if not isinstance(event, Activity):
+                last[type(event)] = event
+                return
+            for measure, labels, count in counts(event, self._names):
+                attributes = common | _attributes(measure.labels, labels)
+                if measure is SENDS:
+                    attributes |= SENDING if labels[-1] in SUCCESSES else SENDING | {"error.type": labels[-1]}
+                self._instruments[measure.opentelemetry].add(count, attributes)
+            for measure, labels, seconds in durations(event, self._names):
+                sending = SENDING if measure is SEND_DURATION else {}
+                attributes = common | _attributes(measure.labels, labels) | sending
+                self._instruments[measure.opentelemetry].record(seconds, attributes)
+
+        return observe
+
+    def forget(self, *first: str) -> None:
+        """Show no gauges of it any more."""
+        self._last.pop(first, None)
+
+    def _register(self, meter: Meter, kind: type, gauge: Gauge, names: Names) -> None:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
-            if kind in last:
-                for labels, value in values_of(gauge, last[kind], names).items():
-                    yield Observation(value, _attributes(gauge.labels, labels))
+            for first, last in list(self._last.items()):
+                if kind in last:
+                    common = _attributes(self._first, first)
+                    for labels, value in values_of(gauge, last[kind], names).items():
+                        yield Observation(value, common | _attributes(gauge.labels, labels))
 
         meter.create_observable_gauge(gauge.opentelemetry, [observe], gauge.unit, gauge.description)
-
-    for kind, gauges in GAUGES.items():
-        for gauge in gauges:
-            register(kind, gauge)
 
 
 def _attributes(labels: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-from dispatchers.telemetry.events import Activity, Event, Observer
+from dispatchers.telemetry.events import Activity, Event, Observer, Observers
 from dispatchers.telemetry.measures import GAUGES, MEASURES, NAMES_MAX, Names, counts, durations, values_of
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
+from outbox.metrics.measures import Gauge
 
 try:
     from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
@@ -22,33 +23,56 @@ def observer(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_M
     names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
     Raises `ConfigurationError` if the registry has an observer already.
     """
-    names, reports = Names(names_max), _Reports(names_max)
-    try:
-        registry.register(reports)
-    except ValueError as error:
-        raise ConfigurationError(
-            "this registry has the metrics of another dispatcher already: pass each dispatcher of a process a registry of its"
-            " own, prometheus.observer(CollectorRegistry())"
-        ) from error
-    metrics: dict[str, Any] = {
-        measure.prometheus: Histogram(
-            measure.prometheus, measure.description, measure.labels, registry=registry, buckets=measure.bounds
-        )
-        if measure.bounds
-        else Counter(measure.prometheus, measure.description, measure.labels, registry=registry)
-        for measure in MEASURES
-    }
+    return _Exporter(registry, names_max, ()).of()
 
-    def observe(event: Event) -> None:
-        if not isinstance(event, Activity):
-            reports.last[type(event)] = event
-            return
-        for measure, labels, count in counts(event, names):
-            metrics[measure.prometheus].labels(*labels).inc(count)
-        for measure, labels, seconds in durations(event, names):
-            metrics[measure.prometheus].labels(*labels).observe(seconds)
 
-    return observe
+def observers(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_MAX) -> Observers:
+    """Export to `registry`, with the label `database`: what `Fleet(observe=...)` takes. See `observer`."""
+    return _Exporter(registry, names_max, ("database",))
+
+
+class _Exporter:
+    """first: the labels before those of each metric."""
+
+    def __init__(self, registry: CollectorRegistry, names_max: int, first: tuple[str, ...]) -> None:
+        self._names, self._reports = Names(names_max), _Reports(names_max, first)
+        try:
+            registry.register(self._reports)
+        except ValueError as error:
+            raise ConfigurationError(
+                "this registry has the metrics of another dispatcher already: pass each dispatcher of a process a registry of"
+                " its own, prometheus.observer(CollectorRegistry())"
+            ) from error
+        self._metrics: dict[str, Any] = {
+            measure.prometheus: Histogram(
+                measure.prometheus,
+                measure.description,
+                (*first, *measure.labels),
+                registry=registry,
+                buckets=measure.bounds,
+            )
+            if measure.bounds
+            else Counter(measure.prometheus, measure.description, (*first, *measure.labels), registry=registry)
+            for measure in MEASURES
+        }
+
+    def of(self, *first: str) -> Observer:
+        last = self._reports.last.setdefault(first, {})
+
+        def observe(event: Event) -> None:
+            if not isinstance(event, Activity):
+                last[type(event)] = event
+                return
+            for measure, labels, count in counts(event, self._names):
+                self._metrics[measure.prometheus].labels(*first, *labels).inc(count)
+            for measure, labels, seconds in durations(event, self._names):
+                self._metrics[measure.prometheus].labels(*first, *labels).observe(seconds)
+
+        return observe
+
+    def forget(self, *first: str) -> None:
+        """Show no gauges of it any more. Its counters stay, as counters of a process do."""
+        self._reports.last.pop(first, None)
 
 
 def page(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
@@ -59,22 +83,23 @@ def page(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
 class _Reports(Collector):
     """Shows the last event of each kind. Before the first there are no values."""
 
-    def __init__(self, names_max: int) -> None:
-        self.last: dict[type, Event] = {}
+    def __init__(self, names_max: int, first: tuple[str, ...]) -> None:
+        self.last: dict[tuple[str, ...], dict[type, Event]] = {}
         self._names = Names(names_max)
+        self._first = first
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        return [
-            GaugeMetricFamily(gauge.prometheus, gauge.description, labels=gauge.labels)
-            for gauges in GAUGES.values()
-            for gauge in gauges
-        ]
+        return [self._family(gauge) for gauges in GAUGES.values() for gauge in gauges]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         for kind, gauges in GAUGES.items():
             for gauge in gauges:
-                family = GaugeMetricFamily(gauge.prometheus, gauge.description, labels=gauge.labels)
-                if kind in self.last:
-                    for labels, value in values_of(gauge, self.last[kind], self._names).items():
-                        family.add_metric(labels, value)
+                family = self._family(gauge)
+                for first, last in list(self.last.items()):
+                    if kind in last:
+                        for labels, value in values_of(gauge, last[kind], self._names).items():
+                            family.add_metric([*first, *labels], value)
                 yield family
+
+    def _family(self, gauge: Gauge) -> GaugeMetricFamily:
+        return GaugeMetricFamily(gauge.prometheus, gauge.description, labels=(*self._first, *gauge.labels))

@@ -9,8 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 import sqlalchemy as sa
+from prometheus_client.parser import text_string_to_metric_families
 from support.database import TABLES, Database
 from support.entries import HOUR, daemon, put, states, until_true, wait_for, write_factory
 from support.relays import Relay, relay
@@ -20,6 +22,7 @@ from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, O
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.databases_file import read_databases
+from dispatchers.telemetry import prometheus
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
 
@@ -287,6 +290,34 @@ def test_a_database_that_is_refused_is_tried_again(
             connection.exec_driver_sql("ALTER TABLE misnamed RENAME TO outbox_queue")
 
     run_until(fleet(urls(databases), ob, service), delivered(databases, 1), rename)
+
+
+# --- metrics
+
+
+def test_metrics_have_the_database_as_a_label(
+    databases: list[Database], ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.pipeline.activity_log.REPORT_SECONDS", 0.02)
+    registry = prometheus_client.CollectorRegistry()
+    for each, count in zip(databases, (1, 2, 3), strict=True):
+        put(each, ob, count=count)
+    seen: list[dict[str, float]] = []
+
+    def by_database(metric: str) -> dict[str, float]:
+        families = text_string_to_metric_families(prometheus.page(registry)[0].decode())
+        samples = (sample for family in families for sample in family.samples if sample.name == metric)
+        return {sample.labels["database"]: sample.value for sample in samples}
+
+    async def then() -> None:
+        await until_true(lambda: by_database("outbox_claimed_total") == {"shard0": 1, "shard1": 2, "shard2": 3})
+        seen.append(by_database("outbox_unsettled"))
+
+    run_until(fleet(urls(databases), ob, MemoryAdapter(), observe=prometheus.observers(registry)), lambda: True, then)
+
+    assert seen[0].keys() == {"shard0", "shard1", "shard2"}
+    assert by_database("outbox_unsettled") == {}  # a database that is not served has no levels
+    assert by_database("outbox_claimed_total").keys() == seen[0].keys()
 
 
 # --- the file

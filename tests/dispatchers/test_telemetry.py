@@ -295,6 +295,19 @@ def test_opentelemetry_names_follow_its_messaging_conventions(
     assert point.explicit_bounds[:3] == (0.005, 0.01, 0.025)
 
 
+def test_opentelemetry_has_the_database_of_a_fleet_as_an_attribute(meter: Meter, reader: InMemoryMetricReader) -> None:
+    observers = opentelemetry.observers(meter)
+    for database in ("east", "west"):
+        observers.of(database)(ACTIVITY)
+        observers.of(database)(LEVELS)
+    observers.forget("west")
+
+    found = collected(reader)
+
+    assert {each["outbox.database"] for each, _ in points(found["outbox.claimed"])} == {"east", "west"}
+    assert {each["outbox.database"] for each, _ in points(found["outbox.unsettled"])} == {"east"}
+
+
 def test_opentelemetry_observes_the_last_levels_and_backlog(meter: Meter, reader: InMemoryMetricReader) -> None:
     observe = opentelemetry.observer(meter)
 

@@ -1,0 +1,168 @@
+"""`--databases FILE`: status, list, doctor and destinations over all databases of a fleet."""
+
+import json
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import SECRET_TEXT, command, document, put_uncertain, refused, succeeded
+from support.database import Database
+from support.entries import put, put_one
+from support.relays import relay
+
+import outbox
+
+
+@pytest.fixture
+def shards(postgresql: Database, sqlite: Database, tmp_path: Path) -> tuple[str, Database, Database]:
+    """A file that names two databases, `east` and `west`."""
+    return str(write(tmp_path, east=postgresql.url, west=sqlite.url)), postgresql, sqlite
+
+
+def write(directory: Path, **databases: sa.URL) -> Path:
+    path = directory / "databases.conf"
+    path.write_text(
+        "".join(f"{name} = {url.render_as_string(hide_password=False)}\n" for name, url in databases.items())
+    )
+    return path
+
+
+Shards = tuple[str, Database, Database]
+
+
+def test_status_shows_each_database_under_its_name(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    put(east, ob, count=3)
+    put_one(west, ob, "mail.send")
+
+    text = succeeded("status", "--databases", path)
+    found = document("status", OUTBOX_DATABASES=path)["databases"]
+
+    assert text.index("east:") < text.index("crm") < text.index("west:") < text.index("mail")
+    assert [(name, [each["name"] for each in one["destinations"]]) for name, one in found.items()] == [
+        ("east", ["crm"]),
+        ("west", ["mail"]),
+    ]
+
+
+def test_an_entry_is_found_in_whichever_database_it_is(shards: Shards, ob: outbox.Outbox) -> None:
+    path, _, west = shards
+    id = put_one(west, ob, parent="invoice:42")
+
+    for arguments in (
+        ("status", "invoice:42"),
+        ("list", "invoice:42"),
+        ("list", str(id)),
+        ("list", "--parent", "invoice:42"),
+    ):
+        found = document(*arguments, "--databases", path)["databases"]
+        assert [each["id"] for each in found["west"]["entries"]] == [str(id)]
+        assert found.get("east", {"entries": []})["entries"] == []
+
+    status, text = refused("status", "invoice:43", "--databases", path)
+    assert (status, text.startswith("outbox: in none of 2 databases: no entry has the parent key")) == (3, True)
+
+
+def test_list_names_the_database_of_each_entry(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    ids = {"east": put(east, ob, count=2), "west": put(west, ob, count=1)}
+
+    found = document("list", "--databases", path)["databases"]
+
+    assert {name: {each["id"] for each in one["entries"]} for name, one in found.items()} == {
+        name: {str(id) for id in each} for name, each in ids.items()
+    }
+
+
+def test_the_exit_code_is_that_of_the_worst_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, _, west = shards
+    assert command("status", "--exit-code", "--databases", path).exit_code == 0
+
+    put_uncertain(west, ob)
+
+    assert command("status", "--exit-code", "--databases", path).exit_code == 5
+
+
+def test_a_database_that_is_down_hides_no_other(
+    shards: Shards, ob: outbox.Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.cli.over_databases.DATABASE_SECONDS", 1.0)
+    _, east, west = shards
+    put(west, ob)
+
+    with relay(east.url) as (carrying, hanging):
+        carrying.swallow()
+        down = sa.make_url("postgresql+psycopg://u:secret@127.0.0.1:1/x")
+        path = str(write(tmp_path, down=down, hangs=hanging, west=west.url))
+        result = command("status", "--databases", path, "--json")
+        text = command("status", "--databases", path).stdout
+
+    found = json.loads(result.stdout)["databases"]
+    assert result.exit_code == 1
+    assert found["down"]["error"]["code"] == "database"
+    assert found["hangs"]["error"] == {"code": "database", "message": "the database has not answered for 1 s"}
+    assert [each["name"] for each in found["west"]["destinations"]] == ["crm"]
+    assert "crm" in text
+    assert "secret" not in text + result.output
+
+
+def test_doctor_examines_every_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, _ = shards
+    put(east, ob)
+
+    result = command("doctor", "--databases", path, "--json", OUTBOX_ENV="other", OUTBOX_SECRET=SECRET_TEXT)
+
+    found = json.loads(result.stdout)["databases"]
+    assert result.exit_code == 7
+    assert not found["east"]["is_healthy"]
+    assert "environment" in [each["check"] for each in found["east"]["findings"]]
+    assert "environment" not in [each["check"] for each in found["west"]["findings"]]
+
+
+def test_destinations_are_shown_of_every_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    put(east, ob)
+    put(west, ob, "mail.send")
+
+    found = document("destinations", "--databases", path)["databases"]
+
+    assert {name: [each["name"] for each in one["destinations"]] for name, one in found.items()} == {
+        "east": ["crm"],
+        "west": ["mail"],
+    }
+
+
+def test_one_database_can_be_asked_although_a_variable_names_all(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, _ = shards
+    put(east, ob)
+    url = east.url.render_as_string(hide_password=False)
+
+    assert "destinations" in document("status", "--database", url, OUTBOX_DATABASES=path)
+    assert "databases" in document("status", database=east, OUTBOX_DATABASES=path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("status", "--databases", "{path}", "--database", "sqlite://"), "give either --database or --databases"),
+        (("status",), "give --database (DATABASE_URL), or --databases (OUTBOX_DATABASES)"),
+        (("list", "--databases", "{path}", "--after", "2026-01-31T12:00:00Z,{id}"), "give --database"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(shards: Shards, arguments: tuple[str, ...], says: str) -> None:
+    given = (each.format(path=shards[0], id="32221437-59bb-8148-b3b7-24c1fc9a0a9d") for each in arguments)
+
+    status, text = refused(*given)
+
+    assert status == 2
+    assert says in " ".join(text.split())
+
+
+def test_a_wrong_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "databases.conf"
+    path.write_text("east\n")
+
+    status, text = refused("status", "--databases", str(path))
+
+    assert status == 1
+    assert "databases.conf, line 1: write `name = url`" in text
