@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dispatchers.adapters.stripe.adapter import StripeAdapter
     from dispatchers.adapters.workflows.dbos import DbosAdapter
     from dispatchers.adapters.workflows.restate import RestateAdapter
+    from dispatchers.adapters.workflows.temporal import TemporalAdapter
 
 __all__ = [
     "DbosAdapter",
@@ -39,6 +40,7 @@ __all__ = [
     "SnsFifoAdapter",
     "SqsFifoAdapter",
     "StripeAdapter",
+    "TemporalAdapter",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "SnsFifoAdapter": "brokers.aws.sns",
     "SqsFifoAdapter": "brokers.aws.sqs",
     "StripeAdapter": "stripe.adapter",
+    "TemporalAdapter": "workflows.temporal",
 }
 """In which module each adapter lives. The extra that installs an SDK has the folder's name; a broker's or a workflow
 engine's has the file's name."""

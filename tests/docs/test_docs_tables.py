@@ -30,6 +30,7 @@ from dispatchers.adapters import (
     SnsFifoAdapter,
     SqsFifoAdapter,
     StripeAdapter,
+    TemporalAdapter,
 )
 from dispatchers.adapters.http.outcomes import MEANINGS, meaning_of, remembered
 from dispatchers.delivery import KeyFormat
@@ -160,6 +161,7 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "dispatchers.adapters.RabbitMqAdapter": RabbitMqAdapter,
     "dispatchers.adapters.RedisAdapter": RedisAdapter,
     "dispatchers.adapters.RestateAdapter": RestateAdapter,
+    "dispatchers.adapters.TemporalAdapter": TemporalAdapter,
     "dispatchers.adapters.SmtpAdapter": SmtpAdapter,
     "dispatchers.adapters.SnsFifoAdapter": SnsFifoAdapter,
     "dispatchers.adapters.SqsFifoAdapter": SqsFifoAdapter,
