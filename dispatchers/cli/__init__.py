@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, dict[str, Command]] = {
     "Run": {
-        "run": Command("run:run", "Run the dispatcher that MODULE:FUNCTION makes."),
+        "run": Command("run:run", "Run the dispatcher, or the fleet, that MODULE:FUNCTION makes."),
         "web": Command("web:web", "Serve the dashboard: a page and a JSON API for operators."),
         "maintenance": Command("maintenance:maintenance", "Delete settled entries and records past their retention."),
     },

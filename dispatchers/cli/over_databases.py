@@ -41,9 +41,8 @@ def over_databases(command: Callable[..., Any]) -> Callable[..., Any]:
         if databases is not None and typed != ["database"]:
             _run_over(context, databases, lambda url: command(target=options.Target(url, schema, prefix), **rest))
         elif database is None:
-            raise click.UsageError(
-                "give --database (DATABASE_URL), or --databases (OUTBOX_DATABASES) for all of a fleet"
-            )
+            (missing,) = (param for param in context.command.params if param.name == "database")
+            raise click.MissingParameter(ctx=context, param=missing)
         else:
             command(target=options.Target(database, schema, prefix), **rest)
 
