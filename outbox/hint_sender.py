@@ -7,17 +7,20 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
 from weakref import ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
+from outbox.sql.dialect import TIMEOUTS, sqlstate
 from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
-from outbox.sql.mismatch_counts import Mismatch, MismatchCounts
+from outbox.sql.mismatch_counts import CountTables, Mismatch, MismatchCounts, statements
 from outbox.sql.places import place_of
 from outbox.sql.separate_connections import SharedConnection, break_off, separate_async_engine, separate_engine
 
@@ -28,7 +31,7 @@ COUNT_SECONDS = 1.0  # between two transactions that store counts
 IDLE_SECONDS = 300.0  # until the connection of an idle process is closed
 RETRY_SECONDS = (1.0, 60.0)  # after a failure, doubling up to the second
 HUNG_SECONDS = 5.0  # until a connection that does not answer is dropped
-WAITING_MAX = 1000  # hints and mismatches not yet looked at; more are dropped, as one hint is enough
+WAITING_MAX = 1000  # hints not yet looked at; more are dropped, as one is enough
 COMMIT_SECONDS_MAX = 5.0  # how long the end of a transaction that is about to commit is waited for
 COMMIT_POLL_SECONDS = 0.001
 
@@ -40,6 +43,16 @@ class Committing(NamedTuple):
     then: Callable[[], object]
 
 
+class _Wake(Enum):
+    """What is in the queue beside hints."""
+
+    COUNTED = 1
+    STOPPED = 2
+
+
+_Item: TypeAlias = tuple[str, Hint, Committing | None] | _Wake
+
+
 class HintSender:
     """The hints of one engine's pool, and its counts. `send` and `count` return at once, and never fail.
 
@@ -49,7 +62,7 @@ class HintSender:
     def __init__(self, engine: Engine) -> None:
         self._place = place_of(engine)
         self._link = _link(engine)
-        self._queue: SimpleQueue[tuple[str, Hint, Committing | None] | Mismatch | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
         self._sent_at = 0.0
@@ -64,13 +77,15 @@ class HintSender:
 
     def count(self, mismatch: Mismatch, *, taken: int | None) -> None:
         """taken: the server process of the connection that has read the record."""
-        self._put(mismatch, taken)
+        is_first = self._counted.add(mismatch)
+        self._put(_Wake.COUNTED if is_first else None, taken)
 
-    def _put(self, item: tuple[str, Hint, Committing | None] | Mismatch, taken: int | None) -> None:
+    def _put(self, item: _Item | None, taken: int | None) -> None:
+        """None: what is waiting already wakes the thread."""
         self.used_at = time.monotonic()
         if taken is not None and not self._link.is_open:
             self._link.taken.add(taken)
-        if self._queue.qsize() < WAITING_MAX:
+        if item is not None and self._queue.qsize() < WAITING_MAX:
             self._queue.put(item)
         busy_since = self._busy_since
         if busy_since is not None and time.monotonic() - busy_since > HUNG_SECONDS:
@@ -85,7 +100,7 @@ class HintSender:
 
     def stop(self) -> None:
         """Send what waits, close the connection, and end."""
-        self._queue.put(None)
+        self._queue.put(_Wake.STOPPED)
 
     def join(self, seconds: float) -> None:
         if self._thread is not None:
@@ -118,14 +133,12 @@ class HintSender:
                 break
         hints: dict[str, Hint] = {}
         for each in taken:
-            if isinstance(each, Mismatch):
-                self._counted.add(each)
-            elif each is not None:
+            if not isinstance(each, _Wake):
                 channel, hint, committing = each
                 if committing is not None:
                     _await_commit(committing)
                 hints[channel] = _both(hints[channel], hint) if channel in hints else hint
-        return hints, None in taken
+        return hints, _Wake.STOPPED in taken
 
     def _patience(self) -> float | None:
         """How long to wait for a hint: until counts are due, or until the connection has rested."""
@@ -153,27 +166,41 @@ class HintSender:
 
     def _store_counts(self, *, at_once: bool) -> None:
         if self._counted and (at_once or time.monotonic() >= self._counts.again_at):
-            try:
-                self._execute([*self._counted.statements()])
-            except Exception as error:
-                if self._counts.failed(error):
-                    log.warning(
-                        "cannot count mismatched requests in the database %s (%s): this process tries again",
-                        self._place,
-                        type(error).__name__,
-                    )
-            else:
-                self._counted.clear()
+            failure = self._store_all(self._counted.take())
+            if failure is None:
                 if self._counts.succeeded():
                     log.warning("mismatched requests in the database %s can be counted again", self._place)
+            elif self._counts.failed(failure):
+                log.warning(
+                    "cannot count mismatched requests in the database %s (%s): this process tries again",
+                    self._place,
+                    type(failure).__name__,
+                )
         if math.isinf(self._counts.again_at):  # they will never be stored
-            self._counted.clear()
+            self._counted.take()
+
+    def _store_all(self, waiting: dict[CountTables, Counter[UUID]]) -> Exception | None:
+        """In a transaction for each schema: what fails in one is kept, and keeps back none of the others. Returns a failure."""
+        failure = None
+        while waiting and (failure is None or sqlstate(failure) is not None):  # else the server is out of reach
+            tables, counts = waiting.popitem()
+            try:
+                self._execute([*statements(tables, counts)])
+            except Exception as error:
+                failure = error
+                self._counted.give_back(tables, counts)
+        for tables, counts in waiting.items():
+            self._counted.give_back(tables, counts)
+        return failure
 
     def _execute(self, statements: Sequence[str]) -> None:
-        """Try twice over a connection that was open: it may have been closed long ago."""
+        """Try twice over a connection that was open: it may have been closed long ago. But not after a timeout: hints wait."""
         if self._link.is_open:
-            with suppress(Exception):
+            try:
                 return self._execute_once(statements)
+            except Exception as error:
+                if sqlstate(error) in TIMEOUTS:
+                    raise
         return self._execute_once(statements)
 
     def _execute_once(self, statements: Sequence[str]) -> None:
@@ -196,14 +223,15 @@ class _Attempts:
         self._failures = 0
 
     def failed(self, error: Exception) -> bool:
-        """Returns whether to log it: the first of several in a row. After a shared connection there is no next time."""
-        if isinstance(error, EngineGone):  # the thread ends, and the engine's next commit starts another one
-            return False
+        """Returns whether to log it: the first of several in a row. After a shared connection there is no next time, nor without
+        the engine: the thread ends, and the engine's next commit starts another one.
+        """
         first, most = RETRY_SECONDS
         delay = min(first * 2 ** min(self._failures, 10), most)
-        self.again_at = math.inf if isinstance(error, SharedConnection) else time.monotonic() + delay
+        is_last = isinstance(error, SharedConnection | EngineGone)
+        self.again_at = math.inf if is_last else time.monotonic() + delay
         self._failures += 1
-        return self._failures == 1
+        return self._failures == 1 and not isinstance(error, EngineGone)
 
     def succeeded(self) -> bool:
         """Returns whether attempts had failed before this one."""
@@ -243,7 +271,9 @@ class _Link:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.taken: set[int] = set()
+        self.taken: set[int] = (
+            set()
+        )  # until it opens: the server may give the number of one that has ended to a later one
         self._url, self._pool = engine.url, ref(engine.pool)
         self._driver: Any = None
 
@@ -256,6 +286,7 @@ class _Link:
         if self._driver is None:
             engine = separate_engine(self._url, self._new_pool(), taken=self.taken)
             self._driver = _detached(engine.connect())
+            self.taken.clear()
         cursor = self._driver.cursor()
         for statement in statements:
             cursor.execute(statement)
@@ -293,6 +324,7 @@ class _AsyncLink(_Link):
             if self._driver is None:
                 engine = separate_async_engine(self._url, self._new_pool(), taken=self.taken)
                 self._driver = await (await engine.connect()).run_sync(_detached)
+                self.taken.clear()
             for statement in statements:
                 await self._driver.execute(statement)
 
