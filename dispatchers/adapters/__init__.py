@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.extras import missing
 
 if TYPE_CHECKING:
+    from dispatchers.adapters.brokers.aws.eventbridge import EventBridgeAdapter
     from dispatchers.adapters.brokers.aws.sns import SnsFifoAdapter
     from dispatchers.adapters.brokers.aws.sqs import SqsFifoAdapter
     from dispatchers.adapters.brokers.kafka import KafkaAdapter
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DbosAdapter",
+    "EventBridgeAdapter",
     "HttpAdapter",
     "ImapSearch",
     "KafkaAdapter",
@@ -45,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "DbosAdapter": "workflows.dbos",
+    "EventBridgeAdapter": "brokers.aws.eventbridge",
     "HttpAdapter": "http.adapter",
     "ImapSearch": "email.lookup",
     "KafkaAdapter": "brokers.kafka",

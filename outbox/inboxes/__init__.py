@@ -10,7 +10,7 @@
 it. The other functions use the message's position at the broker. Pure; no client library is imported.
 """
 
-from outbox.inboxes import cloudevents, kafka, nats, rabbitmq, redis, sqs, stripe
+from outbox.inboxes import cloudevents, eventbridge, kafka, nats, rabbitmq, redis, sqs, stripe
 from outbox.inboxes.identity import MessageIdentity
 
-__all__ = ["MessageIdentity", "cloudevents", "kafka", "nats", "rabbitmq", "redis", "sqs", "stripe"]
+__all__ = ["MessageIdentity", "cloudevents", "eventbridge", "kafka", "nats", "rabbitmq", "redis", "sqs", "stripe"]

@@ -12,8 +12,9 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from support import faulty_aws
 from support.faulty_aws import SECRET, SESSION, refused
 
-from dispatchers import Adapter, Deferred, Delivered, Delivery, Outcome, Rejected
-from dispatchers.adapters import SnsFifoAdapter, SqsFifoAdapter
+from dispatchers import Adapter, Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers.adapters import EventBridgeAdapter, SnsFifoAdapter, SqsFifoAdapter
+from dispatchers.testing import faulty_http
 from dispatchers.testing.attempts import sent
 from dispatchers.testing.conformance import ENTRY
 from outbox import ConfigurationError, inboxes
@@ -32,12 +33,13 @@ def server() -> Iterator[str]:
 
 
 class Queue:
-    """A FIFO queue of one test's own."""
+    """A queue of one test's own."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, *, fifo: bool = True) -> None:
         self._client = SESSION.client("sqs", endpoint_url=server)
-        fifo = {"FifoQueue": "true"}
-        self.url = self._client.create_queue(QueueName=f"{uuid4()}.fifo", Attributes=fifo)["QueueUrl"]
+        settings = {"QueueName": f"{uuid4()}.fifo", "Attributes": {"FifoQueue": "true"}}
+        made = self._client.create_queue(**settings if fifo else {"QueueName": str(uuid4())})
+        self.url = made["QueueUrl"]
         names = ["QueueArn"]
         self.arn = self._client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]["QueueArn"]
 
@@ -180,6 +182,90 @@ def test_a_topic_passes_key_and_group_on_to_a_queue(server: str, queue: Queue) -
     assert [type(outcome) for outcome in outcomes] == [Delivered] * 2
     assert keys_of(messages) == ["ck1_a", "ck1_b"]
     assert {message["Attributes"]["MessageGroupId"] for message in messages} == {"customer:ada"}
+
+
+# --- EventBridge
+
+
+@pytest.fixture
+def standard(server: str) -> Queue:
+    return Queue(server, fifo=False)
+
+
+@pytest.fixture
+def bus(server: str, standard: Queue) -> str:
+    """A bus of one test's own, whose orders go to the queue."""
+    client, name = SESSION.client("events", endpoint_url=server), f"shop-{uuid4().hex[:8]}"
+    client.create_event_bus(Name=name)
+    client.put_rule(Name="orders", EventBusName=name, EventPattern=json.dumps({"detail-type": ["orders.placed"]}))
+    client.put_targets(Rule="orders", EventBusName=name, Targets=[{"Id": "queue", "Arn": standard.arn}])
+    return name
+
+
+def test_an_event_has_the_child_key_where_an_inbox_finds_it(server: str, standard: Queue, bus: str) -> None:
+    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+
+    (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}))
+
+    (event,) = [json.loads(message["Body"]) for message in standard.receive()]
+    assert outcome == Delivered({"event_id": event["id"]})
+    assert (event["source"], event["detail-type"]) == ("com.example.shop", "orders.placed")
+    assert event["detail"]["data"] == json.loads(BODY)
+    assert event["detail"]["metadata"]["traceparent"] == "00-1"
+    assert inboxes.eventbridge.by_event_id(event, scope="shop") == {"scope": "shop", "message_id": "ck1_a"}
+
+
+def test_eventbridge_deduplicates_nothing(server: str, standard: Queue, bus: str) -> None:
+    """What `window=None` declares: the second send is a second event."""
+    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+
+    outcomes = send(adapter, delivery("ck1_a")) + send(adapter, delivery("ck1_a"))
+
+    keys = [json.loads(each["Body"])["detail"]["metadata"]["event_id"] for each in standard.receive()]
+    assert adapter.window is None
+    assert [type(outcome) for outcome in outcomes] == [Delivered] * 2
+    assert keys == ["ck1_a", "ck1_a"]
+
+
+@pytest.mark.parametrize("body", [b"[1, 2]", b'"text"', b"null", b'{"metadata": 7}'])
+def test_any_payload_becomes_the_data_of_an_event(server: str, standard: Queue, bus: str, body: bytes) -> None:
+    """EventBridge takes only objects as the detail."""
+    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+
+    send(adapter, delivery(body=body))
+
+    (message,) = standard.receive()
+    assert json.loads(message["Body"])["detail"]["data"] == json.loads(body)
+
+
+def test_each_event_of_a_batch_has_its_own_outcome() -> None:
+    failing = [{"EventId": "e-1"}, {"ErrorCode": "MalformedDetail"}, {"ErrorCode": "InternalFailure"}]
+    with faulty_aws.faulty_aws(faulty_aws.event_entries) as remote:
+        remote.behave(faulty_http.answer(200, json={"FailedEntryCount": 2, "Entries": failing}))
+        adapter = EventBridgeAdapter("shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
+
+        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
+
+        assert len(remote.http.requests) == 1
+    assert outcomes == [Delivered({"event_id": "e-1"}), Rejected("MalformedDetail"), Unknown("InternalFailure")]
+
+
+def test_a_request_has_at_most_ten_events() -> None:
+    with faulty_aws.faulty_aws(faulty_aws.event_entries) as remote:
+        remote.behave(faulty_aws.event_taken())
+        adapter = EventBridgeAdapter("shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
+
+        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
+
+        batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
+    assert sorted(batches) == [3, 10, 10]
+    assert {type(outcome) for outcome in outcomes} == {Delivered}
+
+
+@pytest.mark.parametrize("source", ["", "aws.shop"])
+def test_a_source_that_eventbridge_does_not_take_is_an_error_at_the_start(source: str) -> None:
+    with pytest.raises(ConfigurationError, match="source="):
+        EventBridgeAdapter("shop", source=source, boto3_session=SESSION)
 
 
 # --- the settings

@@ -12,7 +12,7 @@ from support import faulty_aws
 from support.faulty_aws import SECRET, SESSION, TOKEN, FaultyAws, refused, refused_in_xml
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
-from dispatchers.adapters import SnsFifoAdapter, SqsFifoAdapter
+from dispatchers.adapters import EventBridgeAdapter, SnsFifoAdapter, SqsFifoAdapter
 from dispatchers.testing import faulty_http
 from dispatchers.testing.conformance import AdapterSuite, Scenario
 
@@ -98,3 +98,23 @@ class TestSnsFifo(AwsSuite):
 
     def made(self, **settings: Any) -> Adapter:
         return SnsFifoAdapter(TOPIC, boto3_session=SESSION, **settings)
+
+
+class TestEventBridge(AwsSuite):
+    entries_of = faulty_aws.event_entries
+    scenarios = (
+        Scenario("the event is malformed", faulty_aws.event_failed("MalformedDetail", is_our_fault=True), Rejected),
+        Scenario("the event failed otherwise", faulty_aws.event_failed("Odd", is_our_fault=False), Unknown),
+        Scenario(
+            "the source is not allowed", faulty_aws.event_failed("NotAuthorizedForSource", is_our_fault=True), Deferred
+        ),
+        *(
+            each
+            for each in scenarios(faulty_aws.event_taken, faulty_aws.event_failed, refused)
+            if each.name != "the entry has a code that quotes"
+        ),
+        Scenario("a code that quotes", faulty_aws.event_failed("ada@example.com", is_our_fault=False), Unknown),
+    )
+
+    def made(self, **settings: Any) -> Adapter:
+        return EventBridgeAdapter("shop", source="com.example.shop", boto3_session=SESSION, **settings)

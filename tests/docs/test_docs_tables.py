@@ -19,6 +19,7 @@ from support.docs_pages import PAGES, ROOT, rows_of, snippets_of, tables_of
 from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
 from dispatchers.adapters import (
     DbosAdapter,
+    EventBridgeAdapter,
     HttpAdapter,
     ImapSearch,
     KafkaAdapter,
@@ -157,6 +158,7 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "dispatchers.adapters.DbosAdapter": DbosAdapter,
     "dispatchers.adapters.HttpAdapter": HttpAdapter,
     "dispatchers.adapters.KafkaAdapter": KafkaAdapter,
+    "dispatchers.adapters.EventBridgeAdapter": EventBridgeAdapter,
     "dispatchers.adapters.NatsAdapter": NatsAdapter,
     "dispatchers.adapters.RabbitMqAdapter": RabbitMqAdapter,
     "dispatchers.adapters.RedisAdapter": RedisAdapter,

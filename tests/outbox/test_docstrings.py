@@ -16,7 +16,10 @@ FACES = ("outbox", "outbox.http", "outbox.inboxes", "outbox.migrations", "dispat
 
 OPEN = (
     *(f"outbox/http/{name}.py" for name in ("django", "fastapi", "flask", "starlette", "status_route")),
-    *(f"outbox/inboxes/{name}.py" for name in ("cloudevents", "kafka", "nats", "rabbitmq", "redis", "sqs", "stripe")),
+    *(
+        f"outbox/inboxes/{name}.py"
+        for name in ("cloudevents", "eventbridge", "kafka", "nats", "rabbitmq", "redis", "sqs", "stripe")
+    ),
     *("outbox/metrics/prometheus.py", "outbox/metrics/opentelemetry.py", "outbox/testing.py"),
     *(f"dispatchers/testing/{name}.py" for name in ("draining", "failpoints", "faulty_http", "postgres")),
     "dispatchers/testing/stripe_service.py",

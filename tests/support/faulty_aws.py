@@ -1,5 +1,6 @@
 """A service of AWS that answers badly: the faulty HTTP server, whose requests are the entries in them."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import boto3
 
-from dispatchers.testing.faulty_http import Behaviour, FaultyHttp, answer, faulty_http
+from dispatchers.testing.faulty_http import Behaviour, FaultyHttp, Request, answer, faulty_http
 
 SECRET = "open-sesame-5eb63bbb"
 TOKEN = "token-8d5e957f297893487bd98fa830fa6413"
@@ -70,6 +71,27 @@ def sns_failed(code: str, *, is_our_fault: bool) -> Behaviour:
     return answer(
         200, body=_sns("Failed", {"Id": "0", "Code": code, "SenderFault": fault, "Message": "ada@example.com"})
     )
+
+
+def event_entries(body: bytes) -> Sequence[Any]:
+    entries: Sequence[Any] = json.loads(body)["Entries"]
+    return entries
+
+
+def event_taken() -> Behaviour:
+    """One entry in the answer for each of the request: they have no ids."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        taken = [{"EventId": "e-1"} for _ in event_entries(request.body)]
+        return await answer(200, json={"FailedEntryCount": 0, "Entries": taken})(request, writer)
+
+    return behave
+
+
+def event_failed(code: str, *, is_our_fault: bool) -> Behaviour:
+    """The service says in the code alone whose fault it is."""
+    failed = {"ErrorCode": code, "ErrorMessage": "ada@example.com"}
+    return answer(200, json={"FailedEntryCount": 1, "Entries": [failed]})
 
 
 def refused(status: int, code: str) -> Behaviour:
