@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
-from weakref import ref
+from weakref import finalize, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
@@ -26,6 +26,7 @@ from outbox.sql.separate_connections import SharedConnection, break_off, separat
 
 log = logging.getLogger("outbox.hints")
 
+THREAD_NAME = "outbox-hints"
 APART_SECONDS = 0.02  # between two hints of a process
 COUNT_SECONDS = 1.0  # between two transactions that store counts
 IDLE_SECONDS = 300.0  # until the connection of an idle process is closed
@@ -70,6 +71,8 @@ class HintSender:
         self._busy_since: float | None = None
         self._hints, self._counts = _Attempts(), _Attempts(apart=COUNT_SECONDS)
         self._counted = MismatchCounts()
+        self._end = finalize(engine.pool, self.stop)
+        self._end.atexit = False
 
     def send(self, channel: str, hint: Hint, *, taken: int | None, committing: Committing | None = None) -> None:
         """taken: the server process of the connection that has committed."""
@@ -94,13 +97,18 @@ class HintSender:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    thread = Thread(target=self._run, name="outbox-hints", daemon=True)
+                    thread = Thread(target=self._run, name=THREAD_NAME, daemon=True)
                     thread.start()  # if it fails, the next hint tries again
                     self._thread = thread
 
     def stop(self) -> None:
         """Send what waits, close the connection, and end."""
         self._queue.put(_Wake.STOPPED)
+
+    def end_before_its_pool(self) -> None:
+        """`stop`, and let nothing that lives as long as the pool keep this sender."""
+        self._end.detach()
+        self.stop()
 
     def join(self, seconds: float) -> None:
         if self._thread is not None:

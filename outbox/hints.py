@@ -15,14 +15,15 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
+from threading import enumerate as enumerate_threads
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Pool, event
 
 from outbox.configuration import Configuration
 from outbox.entry_rows import NewEntry
-from outbox.hint_sender import Committing, HintSender
+from outbox.hint_sender import THREAD_NAME, Committing, HintSender
 from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
 from outbox.sql.separate_connections import backend_pid
 
@@ -31,6 +32,7 @@ log = logging.getLogger("outbox.hints")
 Hear = Callable[[Due], None]
 
 SENDERS_MAX = 16  # of a process: each has a thread and a connection
+THREADS_MAX = 32  # with those of senders that end: one that waits for a server without an answer ends late
 SENDER_RESTS_SECONDS = 1.0  # until another engine may take the place of one that has nothing to send
 UNSENT = "a hint to the dispatchers was not sent"
 EXIT_SECONDS = 0.3  # how long a process that ends waits for its last hints
@@ -181,16 +183,20 @@ def sender_of(engine: Engine) -> HintSender | None:
     """Made at the first hint or count. It ends with the pool: at `engine.dispose()`, or when the engine is gone.
 
     Where an app makes an engine for each task, many wait to be collected: the one that has rested longest ends for a new one.
-    Returns: None if all of them were used just now. Dispatchers that get no hint poll.
+    Returns: None if all of them were used just now, or do not end. Dispatchers that get no hint poll.
     """
     sender = _senders.get(engine.pool)
     if sender is None:
         with _lock:
             sender = _senders.get(engine.pool)
-            if sender is None and (len(_senders) < SENDERS_MAX or _end_longest_resting()):
+            if sender is None and _may_start_another():
                 sender = _senders[engine.pool] = HintSender(engine)
-                finalize(engine.pool, sender.stop).atexit = False
     return sender
+
+
+def _may_start_another() -> bool:
+    threads = sum(thread.name == THREAD_NAME for thread in enumerate_threads())
+    return threads < THREADS_MAX and (len(_senders) < SENDERS_MAX or _end_longest_resting())
 
 
 def _end_longest_resting() -> bool:
@@ -199,7 +205,7 @@ def _end_longest_resting() -> bool:
     if time.monotonic() - sender.used_at < SENDER_RESTS_SECONDS:
         return False
     del _senders[pool]
-    sender.stop()
+    sender.end_before_its_pool()
     return True
 
 

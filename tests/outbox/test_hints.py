@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -367,6 +368,49 @@ def test_no_commit_waits_for_a_connection_that(
         wait_for(lambda: "cannot send hints" in caplog.text)
         engine.dispose()
     assert caplog.text.count("cannot send hints") == 1
+
+
+def test_senders_that_cannot_end_are_few(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an app that makes an engine for each task, while the server lets the senders' connections wait."""
+    monkeypatch.setattr(hints, "SENDERS_MAX", 1)
+    monkeypatch.setattr(hints, "THREADS_MAX", 3)
+    monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
+    wait_for(lambda: not senders())
+    troubled = Troubled(driver_url(postgresql, postgresql.url), hangs=True)
+    engines = [sa.create_engine("postgresql+psycopg://", creator=troubled.connect) for _ in range(6)]
+    try:
+        for number, engine in enumerate(engines):
+            commit_on(engine, ob, f"task:{number}")
+
+        assert len(senders()) == 3
+        assert len(postgresql.entries) == len(engines)
+    finally:
+        troubled.released.set()
+        for engine in engines:
+            engine.dispose()
+    wait_for(lambda: len(senders()) <= 1)
+    with listening(postgresql) as ear:
+        by_session(postgresql, ob)
+        assert ear.next().due == CRM
+
+
+def test_an_engine_does_not_keep_a_sender_that_has_ended(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process that uses more engines in turn than it has senders would keep every sender of its life."""
+    monkeypatch.setattr(hints, "SENDERS_MAX", 1)
+    monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
+    engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(2)]
+    commit_on(engines[0], ob, "order:1")
+    sender = weakref.ref(hints._senders[engines[0].pool])
+
+    commit_on(engines[1], ob, "order:2")
+
+    wait_for(lambda: sender() is None)
+    for engine in engines:
+        engine.dispose()
 
 
 @pytest.mark.parametrize("way", [by_session, by_connection])
