@@ -131,6 +131,17 @@ def test_a_program_counts_and_decides_with_the_same_names(database: Database, ob
     assert (repeated["done"], sum(repeated["skipped"].values())) == (0, 2)
 
 
+def test_an_entry_that_a_program_sends_twice_is_counted_once(database: Database, ob: outbox.Outbox) -> None:
+    id = str(put_one(database, ob))
+    body = {"decision": "cancel", "entries": [id, id, id], "reason": "not wanted"}
+
+    with dashboard(database) as app:
+        answer = Browser(app).api("/bulk/decide", body, **BEARER).json()
+
+    assert (answer["sentence"], answer["total"]) == ("cancel 1 entry that is pending or retry", 1)
+    assert (answer["done"], answer["left"]) == (1, 0)
+
+
 def test_release_is_about_suspended_entries_only(database: Database, ob: outbox.Outbox) -> None:
     put_one(database, ob)
     put_suspended(database, ob)

@@ -6,8 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
+from support.accepted import Checkout
 from support.callbacks import Shop
-from support.database import REQUEST, TABLES, Database
+from support.database import CHARGE, REQUEST, TABLES, Database
 from support.entries import put, put_one, queue_row, reasons, run_once, states
 
 import outbox
@@ -154,6 +155,26 @@ def test_the_new_entry_belongs_to_the_same_request(database: Database, ob: outbo
     with database.begin() as session:
         parent = outbox.ParentKey("key-1", scope="acct_1", source="http")
         assert {entry.id for entry in ob.status(session, parent)} == {id, made.id}
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["answered", "still open"])
+def test_a_request_that_is_open_waits_for_the_new_entry_too(database: Database, ob: outbox.Outbox, others: int) -> None:
+    shop = Checkout(database, ob)
+    shop.on_completed()
+    shop.accept(CHARGE, *["later.entry"] * others)
+    shop.run_once(MemoryAdapter(lambda delivery: Rejected("no such customer")))
+    (first,) = [row.id for row in database.entries if row.operation == CHARGE]
+
+    ask(database, ob, first)
+    shop.run_once()
+    during = shop.record.state
+    if others:
+        shop.cancel("later.entry")
+        shop.run_once()
+
+    states = [sorted(entry.state for entry in completed.entries) for completed in shop.seen]
+    assert (during, shop.record.state) == ("accepted" if others else "failed", "failed")
+    assert states == [["cancelled", "delivered", "failed"] if others else ["failed"]]
 
 
 def test_in_an_ordering_group_it_goes_to_the_end(database: Database, ob: outbox.Outbox) -> None:

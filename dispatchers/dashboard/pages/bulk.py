@@ -225,17 +225,18 @@ class BulkDone:
 def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     """Decide about the first of the entries, for some seconds, in short transactions."""
     require_alone(deciding, form.decision)
-    if len(form.entries) > MATCHING_MAX:
-        raise Failure(422, "invalid", f"entries: {len(form.entries)} are more than {MATCHING_MAX}", "entries")
+    entries = tuple(dict.fromkeys(form.entries))  # a program may send one twice
+    if len(entries) > MATCHING_MAX:
+        raise Failure(422, "invalid", f"entries: {len(entries)} are more than {MATCHING_MAX}", "entries")
     before = Progress(form.done, _skipped_of(form.skipped))
     with deciding.engine.connect() as connection:
         wanted, decision = _about(deciding, connection, form, form.decision, form.reason)
         check_filter(connection, deciding.tables, wanted)
         now = database_now(connection)
     at = now if form.counted_at is None else instant_of(form.counted_at, now)
-    previewed = Preview(at=at, sentence="", wanted=wanted, ids=form.entries, left_alone={})
+    previewed = Preview(at=at, sentence="", wanted=wanted, ids=entries, left_alone={})
     piece = _piece(deciding, decision, previewed)
-    reached, rest = before.plus(piece), form.entries[piece.total :]
+    reached, rest = before.plus(piece), entries[piece.total :]
     total = reached.total + len(rest)
     return BulkDone(
         sentence=sentence(decision.action, decision.verdict, wanted, total),
