@@ -43,8 +43,14 @@ class Instant(TypeDecorator[datetime]):
         if dialect.name == "postgresql":
             instant: datetime = value.astimezone(UTC)
         else:
-            instant = EPOCH + value * MICROSECOND if dialect.name == "sqlite" else value.replace(tzinfo=UTC)
+            instant = EPOCH + value * MICROSECOND if dialect.name == "sqlite" else _from_mariadb(value)
         return instant
+
+
+def _from_mariadb(value: datetime | str) -> datetime:
+    # text for a parameter in a list of columns
+    naive = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return naive.replace(tzinfo=UTC)
 
 
 # --- lengths of time

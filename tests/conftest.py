@@ -105,9 +105,9 @@ ON_MARIADB = frozenset(
             "lookups",
             "flow_control_shared",
             "fair_share_claims",
-            "unserved_claims",
         ),
-        *("callbacks", "completion", "retention", "retention_rules"),
+        *("callbacks", "completion", "retention", "unserved_log", "bad_rows", "resume_after_restore"),
+        *("admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
     )
 )
 """The modules whose tests run on MariaDB too: what the store does. What is above the store does the same on each database."""

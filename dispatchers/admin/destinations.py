@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import CTE, Connection, Row, ScalarSelect, Select, func, select
 
 from dispatchers.admin.counts import COUNTED_MAX, EXACT_ZERO, Count, planned_rows
 from dispatchers.flow_control.state import on_record, service_of, still_taken
-from dispatchers.store.queries import destination_names, is_claimable, read_lags
+from dispatchers.store.queries import destination_names, is_claimable, of_each_destination, read_lags
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
 
@@ -103,10 +103,13 @@ def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[st
     names = destination_names(tables)
     found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
     most = max(min(COUNTED_IN_ALL // max(len(found), 1), COUNTED_MAX), COUNTED_OF_ONE_MIN)
-    some = _due(tables, names.c.name, now).limit(most + 1).correlate(names).subquery()
-    counting = select(func.count()).select_from(some).scalar_subquery()
-    counted = connection.execute(select(names.c.name, counting.label("due")).where(names.c.name.is_not(None)))
-    counts = {row.name: Count(value=row.due, is_exact=row.due <= most) for row in counted}
+
+    def counting(name: Any, names: CTE) -> ScalarSelect[int]:
+        some = _due(tables, name, now).limit(most + 1).correlate(names).subquery()
+        return select(func.count()).select_from(some).scalar_subquery()
+
+    counted = of_each_destination(connection, tables, counting)
+    counts = {name: Count(value=due, is_exact=due <= most) for name, due in counted}
     many = [name for name, count in counts.items() if not count.is_exact]
     for name in many[:ESTIMATED_MAX]:
         estimate = planned_rows(connection, _due(tables, name, now))

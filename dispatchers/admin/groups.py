@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, String, column, func, select, values
+from sqlalchemy import CTE, Connection, ScalarSelect, Select, String, column, func, select, values
 
 from dispatchers.admin.counts import Count, count_rows, planned_rows
 from dispatchers.admin.entries import EntrySummary, read_entries_where
+from dispatchers.store.queries import of_each
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
 
@@ -113,12 +114,16 @@ def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list
     found = connection.execute(select(blocked_group).where(blocked_group.c.ordering_key.in_(wanted)))
     blocked = {row.ordering_key: row for row in found}
     keys = values(column("key", String), name="given").data([(key,) for key in wanted]).cte("keys")
-    head = _of_group(tables, keys.c.key, queue.c.id).limit(1).correlate(keys).scalar_subquery()
-    some = _waits(tables, keys.c.key, queue.c.id).limit(WAITING_MAX + 1).correlate(keys).subquery()
-    waiting = select(func.count()).select_from(some).scalar_subquery()
-    rows = {
-        row.key: row for row in connection.execute(select(keys.c.key, head.label("head"), waiting.label("waiting")))
-    }
+
+    def head(key: Any, keys: CTE) -> ScalarSelect[UUID]:
+        found: Select[UUID] = _of_group(tables, key, queue.c.id)
+        return found.limit(1).correlate(keys).scalar_subquery()
+
+    def waiting(key: Any, keys: CTE) -> ScalarSelect[int]:
+        some = _waits(tables, key, queue.c.id).limit(WAITING_MAX + 1).correlate(keys).subquery()
+        return select(func.count()).select_from(some).scalar_subquery()
+
+    rows = {row[0]: _Row._make(row) for row in of_each(connection, keys.c.key, keys, head, waiting)}
     heads = select(queue.c.id, queue.c.state).where(queue.c.id.in_([row.head for row in rows.values() if row.head]))
     states: dict[UUID, str] = {row.id: row.state for row in connection.execute(heads)}
     return [
@@ -128,11 +133,17 @@ def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list
             reason=blocked[key].reason if key in blocked else None,
             since=blocked[key].since if key in blocked else None,
             head=rows[key].head,
-            head_state=states.get(rows[key].head),
+            head_state=states.get(rows[key].head),  # type: ignore[arg-type]  # None is no key
             waiting=_count(connection, tables, key, rows[key].waiting),
         )
         for key in wanted
     ]
+
+
+class _Row(NamedTuple):
+    key: str
+    head: UUID | None
+    waiting: int
 
 
 def _count(connection: Connection, tables: Tables, key: str, counted: int) -> Count:

@@ -169,7 +169,8 @@ def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> R
 def _close(connection: Connection, tables: Tables, id: UUID, state: str, actor: str) -> Proposal:
     closed = update(tables.proposal).where(tables.proposal.c.id == id)
     closed = closed.values(state=state, decided_by=actor, decided_at=clock())
-    row = connection.execute(closed.returning(*_shown(tables))).one()
+    connection.execute(closed)
+    row = connection.execute(select(*_shown(tables)).where(tables.proposal.c.id == id)).one()
     return _proposal(row, row.decided_at)
 
 

@@ -25,7 +25,7 @@ from dispatchers.store.database_identity import (
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.dialect import change_in_order, clock, database_now
 from outbox.sql.schema import Tables
 from outbox.times import NEVER, Instant
 
@@ -145,17 +145,18 @@ def _doubt(
     )
     again = or_(queue.c.state == "uncertain", and_(queue.c.state == "pending", queue.c.maybe_sent))
     values: dict[str, Any] = {
-        "state": case((again, queue.c.state), else_="retry"),
+        "in_doubt_since": began,
         "due_at": case((leased, queue.c.lease_until), else_=queue.c.due_at),
         "attempts": queue.c.attempts + case((leased, 1), else_=0),
+        "state": case((again, queue.c.state), else_="retry"),
         "maybe_sent": True,
-        "in_doubt_since": began,
         "lease_token": None,
         "lease_until": None,
         "leased_at": None,
     }
-    changed = update(queue).where(queue.c.id.in_(ids), or_(doubtless, leased)).values(values).returning(queue.c.id)
-    doubted = connection.execute(changed).scalars().all()
+    uncounted = select(queue.c.id).where(queue.c.id.in_(ids), or_(doubtless, leased)).with_for_update()
+    doubted = connection.execute(uncounted).scalars().all()
+    connection.execute(change_in_order(update(queue).where(queue.c.id.in_(doubted)), values))
     text = f"may have been sent after {since:%Y-%m-%d %H:%M:%S UTC}: {decision.reason}"
     decided = select(queue.c.id, clock(), literal("decision"), literal(decision.actor), literal(text))
     columns = ["entry_id", "at", "kind", "actor", "reason"]

@@ -27,11 +27,16 @@ LOCK_MILLISECONDS = 3000
 CONNECT_SECONDS = 5
 
 
-def _connect_args(url: URL) -> dict[str, Any]:
+def _connect_args(url: URL, milliseconds: int) -> dict[str, Any]:
     """What the dashboard's own connections have unless the URL has it: also a database that is set to another encoding is shown.
 
-    PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
+    PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared. MariaDB's
+    limits are of the session.
+    milliseconds: the limit of a statement.
     """
+    if url.get_backend_name() == "mariadb" and "init_command" not in url.query:
+        limits = {"max_statement_time": milliseconds / 1000, "innodb_lock_wait_timeout": LOCK_MILLISECONDS // 1000}
+        return {"init_command": "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in limits.items())}
     if url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
     wanted: dict[str, Any] = {"client_encoding": "utf8", "connect_timeout": CONNECT_SECONDS}
@@ -71,12 +76,6 @@ class Databases:
             prepare_sqlite(self._deciding)
 
     def _engine(self, url: "str | URL | Engine") -> Engine:
-        engine = self._made(url)
-        if engine.dialect.name == "mariadb":
-            raise ConfigurationError("the dashboard does not run on MariaDB yet: docs/databases.md")
-        return engine
-
-    def _made(self, url: "str | URL | Engine") -> Engine:
         if isinstance(url, Engine):
             require_supported(url.dialect.name)
             return url
@@ -86,7 +85,7 @@ class Databases:
             )
         sync_url = synchronous(url_of(url, "the dashboard"))
         require_durable(sync_url)
-        made = engine_of(sync_url, **POOL, connect_args=_connect_args(sync_url))
+        made = engine_of(sync_url, **POOL, connect_args=_connect_args(sync_url, self._milliseconds))
         self._own.append(made)
         return made
 
@@ -106,9 +105,7 @@ class Databases:
     def deciding(self) -> Iterator[Connection]:
         """A connection in a transaction that commits at the block's end. Then the dispatchers are woken."""
         with self._deciding.connect() as connection:
-            if (
-                connection.dialect.name == "postgresql"
-            ):  # whatever the app's engine has: the row is locked, then compared
+            if connection.dialect.name != "sqlite":  # whatever the app's engine has: the row is locked, then compared
                 connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
                 self._prepare(connection)
@@ -131,6 +128,8 @@ class Databases:
         with engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            elif connection.dialect.name == "mariadb":
+                connection.execution_options(isolation_level="REPEATABLE READ")
             self._prepare(connection)
             yield connection
 

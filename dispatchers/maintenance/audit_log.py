@@ -28,4 +28,5 @@ def delete_old_decisions(connection: Connection, tables: Tables) -> int:
 def _delete_older(connection: Connection, table: Table, before: datetime) -> int:
     at, id = table.c.at, table.c.id
     oldest = select(id).where(at < before).order_by(at, id).limit(ROWS_MAX).with_for_update(skip_locked=True)
-    return connection.execute(delete(table).where(id.in_(oldest))).rowcount
+    ids = connection.execute(oldest).scalars().all()
+    return connection.execute(delete(table).where(id.in_(ids))).rowcount

@@ -21,7 +21,7 @@ from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.dialect import change_in_order, clock, database_now
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.times import NEVER, Instant
 
@@ -213,7 +213,8 @@ def _move(connection: Connection, tables: Tables, entry: ClaimedEntry, change: U
     values = queue_update(entry, change)
     ours = (queue.c.lease_token == entry.lease_token) & ~_is_suspended(tables)
     ours = or_(ours, _proven(tables, entry.key_epoch)) if values.proof else ours
-    updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(_row(queue, values, now)))
+    changing = change_in_order(update(queue).where(queue.c.id == entry.id, ours), _row(queue, values, now))
+    updated = connection.execute(changing)
     if updated.rowcount and values.reason is not None:
         noted = _note(entry, values.reason, now, by_lookup=values.by_lookup)
         connection.execute(insert(tables.event).values(noted))
@@ -261,8 +262,10 @@ def _settlement(row: Mapping[str, Any], change: Settle, now: datetime) -> dict[s
 
 
 def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
-    """The new values of the queue row. Other columns keep their values."""
+    """The new values of the queue row, in the order in which they are set. Other columns keep their values."""
+    released = func.coalesce(queue.c.waiting_since, queue.c.due_at)
     row = {
+        "waiting_since": released if values.uncounted else None,
         "state": values.state,
         "due_at": NEVER if values.delay is None else now + values.delay,
         "lease_token": None,
@@ -276,8 +279,6 @@ def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
         "key_epoch": values.key_epoch,
         "callback": values.callback,
     }
-    released = func.coalesce(queue.c.waiting_since, queue.c.due_at)
-    row["waiting_since"] = released if values.uncounted else None
     if values.resets_age:
         row["first_leased_at"] = None
     if values.outcome is not None:

@@ -5,7 +5,19 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import CTE, Column, ColumnElement, Connection, ScalarSelect, func, or_, select, tuple_, update
+from sqlalchemy import (
+    CTE,
+    Column,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
@@ -39,6 +51,29 @@ def destination_names(tables: Tables) -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
+Value = Callable[[Any, CTE], ScalarSelect[Any]]
+"""A subquery for a name, which is a text, or the column of a CTE, whose rows it then refers to."""
+
+
+def of_each_destination(connection: Connection, tables: Tables, value: Value) -> list[Any]:
+    """Each destination's name, and the subquery's value for it."""
+    names = destination_names(tables)
+    return of_each(connection, names.c.name, names, value)
+
+
+def of_each(connection: Connection, name: ColumnElement[Any], names: CTE, *values: Value) -> list[Any]:
+    """Each name of the CTE, and the subqueries' values for it.
+
+    One statement, but on MariaDB one for each name: there a subquery in FROM cannot refer to a row outside of it.
+    """
+    if connection.dialect.name != "mariadb":
+        asked = select(name, *(value(name, names) for value in values)).where(name.is_not(None))
+        return list(connection.execute(asked))
+    found = connection.execute(select(name).where(name.is_not(None))).scalars().all()
+    one = [select(literal(each), *(value(each, names) for value in values)) for each in found]
+    return [connection.execute(asked).one() for asked in one]
+
+
 # --- how long entries have been due
 
 DUE_ROWS_MAX = 100  # entries to read of each destination, because a release moves the due time of the oldest one
@@ -52,16 +87,15 @@ def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str
     the index.
     """
     read_by_index(connection)
-    names = destination_names(tables)
-    rows = connection.execute(select(names.c.name, _oldest_due(tables, names, now)).where(names.c.name.is_not(None)))
+    rows = of_each_destination(connection, tables, lambda name, names: _oldest_due(tables, name, names, now))
     return {name: now - since for name, since in rows if since is not None and since <= now}
 
 
-def _oldest_due(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
+def _oldest_due(tables: Tables, name: Any, names: CTE, now: datetime) -> ScalarSelect[Any]:
     queue = tables.queue
     first = (
         select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
-        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + RELEASED_WITHIN, is_claimable(tables, now))
+        .where(queue.c.destination == name, queue.c.due_at <= now + RELEASED_WITHIN, is_claimable(tables, now))
         .order_by(queue.c.due_at)
         .limit(DUE_ROWS_MAX)
         .correlate(names)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select
 
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import change_in_order, clock
 from outbox.sql.ordering import Place, advance_unlocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -73,26 +73,28 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
     queue = tables.queue
     is_free = or_(queue.c.lease_until.is_(None), queue.c.lease_until < clock())
     was_leased = queue.c.lease_token.is_not(None)
-    values = _suspended(reason) | {
+    values = {
         "state": case((was_leased, "uncertain"), else_=queue.c.state),
         "maybe_sent": or_(queue.c.maybe_sent, was_leased),
         "in_doubt_since": case(
             (was_leased, func.coalesce(queue.c.in_doubt_since, queue.c.leased_at)), else_=queue.c.in_doubt_since
         ),
     }
-    return bool(connection.execute(update(queue).where(queue.c.id == id, is_free).values(values)).rowcount)
+    setting = change_in_order(update(queue).where(queue.c.id == id, is_free), values | _suspended(reason))
+    return bool(connection.execute(setting).rowcount)
 
 
 def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str) -> bool:
     """Suspend an entry whose outcome cannot be stored, if its lease is still valid. The entry is uncertain."""
     queue = tables.queue
-    values = _suspended(reason) | {
+    values = {
         "state": "uncertain",
         "maybe_sent": True,
         "in_doubt_since": func.coalesce(queue.c.in_doubt_since, queue.c.leased_at),
     }
     ours = (queue.c.id == entry.id) & (queue.c.lease_token == entry.lease_token)
-    return bool(connection.execute(update(queue).where(ours).values(values)).rowcount)
+    setting = change_in_order(update(queue).where(ours), values | _suspended(reason))
+    return bool(connection.execute(setting).rowcount)
 
 
 def _suspended(reason: str) -> dict[str, object]:

@@ -112,10 +112,11 @@ def _number_at(percent: int, among: ColumnElement[int]) -> ColumnElement[int]:
 
 
 def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
-    """The size of every table of the outbox. PostgreSQL looks them up; SQLite counts."""
+    """The size of every table of the outbox. PostgreSQL and MariaDB look them up; SQLite counts."""
     if connection.dialect.name == "sqlite":
         return [_counted(connection, name, table) for name, table in _by_name(tables)]
-    return [*(_found(connection, name, table) for name, table in _by_name(tables)), *_of_bodies(connection, tables)]
+    sizes = [_found(connection, name, table) for name, table in _by_name(tables)]
+    return sizes if connection.dialect.name == "mariadb" else [*sizes, *_of_bodies(connection, tables)]
 
 
 def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
@@ -130,7 +131,11 @@ def _counted(connection: Connection, name: str, table: Table) -> TableSize:
 
 
 def _found(connection: Connection, name: str, table: Table) -> TableSize:
-    rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
+    if connection.dialect.name == "mariadb":
+        asked = {"schema": table.schema, "table": table.name}
+        rows, size_bytes = connection.execute(_SIZE_ON_MARIADB, asked).one()
+    else:
+        rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
     return TableSize(table=name, rows=rows, size_bytes=size_bytes)
 
 
@@ -148,6 +153,11 @@ _SIZE_OF_PARTITIONS = text(
 _SIZE = text(
     "SELECT NULLIF(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class"
     " WHERE oid = CAST(CAST(:table AS text) AS regclass)"
+)
+
+_SIZE_ON_MARIADB = text(
+    "SELECT table_rows, data_length + index_length FROM information_schema.tables"
+    " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
 )
 
 

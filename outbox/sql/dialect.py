@@ -13,6 +13,7 @@ from sqlalchemy import (
     Function,
     LargeBinary,
     Table,
+    Update,
     event,
     insert,
     literal,
@@ -185,6 +186,13 @@ def _upsert_on_mariadb(
     changed: dict[str, Any] = {column: inserting.inserted[column] for column in rows[0] if column not in kept}
     changed |= {column: table.c[column] + inserting.inserted[column] for column in added}
     return inserting.on_duplicate_key_update(changed)
+
+
+def change_in_order(change: Update, values: Mapping[str, Any]) -> Update:
+    """An UPDATE that sets the columns in the order of `values`. MariaDB sets one after another: an expression sees the new values
+    of those before it. So an expression that reads other columns must be before these.
+    """
+    return change.ordered_values(*values.items())
 
 
 # --- requirements for a transaction

@@ -88,7 +88,8 @@ class Database:
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
-        self.async_url = self.url.set(drivername=ASYNC_DRIVERS[self.name])
+        # asyncmy does not know what PyMySQL needs
+        self.async_url = self.url.set(drivername=ASYNC_DRIVERS[self.name]).difference_update_query(["ssl_disabled"])
         self._dialect = DIALECT_SETTINGS[self.name]
         self._engines: list[sa.Engine] = []
         self.kept = KeptConnections() if before is None else before.kept

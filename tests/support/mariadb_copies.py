@@ -6,8 +6,12 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from outbox.errors import SchemaError
 from support.database import TABLES, Base, Database
 
+# SQLAlchemy does not know the column that makes two orders collide, and there are the lock's table and the sequence of 8 columns
+COLUMNS = sum(len(table.columns) for made in (TABLES, Base) for table in made.metadata.tables.values()) + 10
+_COLUMNS = sa.text("SELECT count(*) FROM information_schema.columns WHERE table_schema = DATABASE()")
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
@@ -39,13 +43,9 @@ class MariaDBCopies:
             for id in connection.execute(sa.text(left), {"name": name}).scalars().all():
                 with suppress(sa.exc.OperationalError):  # it ended meanwhile
                     connection.exec_driver_sql(f"KILL {id}")
-            if is_changed:
+            if is_changed or not _empty(connection, str(name)):
                 connection.exec_driver_sql(f"DROP DATABASE {name}")
                 return
-            connection.exec_driver_sql(f"USE {name}")
-            for table in (*TABLES.metadata.tables, *Base.metadata.tables):
-                connection.exec_driver_sql(f"DELETE FROM {table}")
-            connection.exec_driver_sql(f"ALTER SEQUENCE {TABLES.position.name} RESTART")
         self._idle.append(database.owners_url)
 
     def drop(self) -> None:
@@ -55,3 +55,17 @@ class MariaDBCopies:
     def _execute(self, statement: str) -> None:
         with self._admin.connect() as connection:
             connection.exec_driver_sql(statement)
+
+
+def _empty(connection: sa.Connection, name: str) -> bool:
+    """Empty the tables of this database; returns whether all are there, with their columns and no others."""
+    connection.exec_driver_sql(f"USE {name}")
+    if connection.execute(_COLUMNS).scalar_one() != COLUMNS:
+        return False
+    try:
+        for table in (*TABLES.metadata.tables, *Base.metadata.tables):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+        connection.exec_driver_sql(f"ALTER SEQUENCE {TABLES.position.name} RESTART")
+    except (sa.exc.DBAPIError, SchemaError):
+        return False
+    return True
