@@ -99,6 +99,30 @@ def test_all_sends_of_one_turn_share_a_write(server: Server, stream: str, monkey
     assert [count for count in writes if count] == [400]
 
 
+def test_a_batch_waits_for_the_one_before_on_the_same_connection(server: Server, stream: str) -> None:
+    async def main() -> list[Outcome]:
+        adapter = RedisAdapter(server.url, stream=stream, connect={"client_name": stream})
+        outcomes = [await sent(adapter, key="ck1_0")]
+        for number in range(1, 4):
+            server.freeze()
+            sends = []
+            for key in (f"ck1_{number}", f"ck1_{number}b"):
+                sends.append(asyncio.create_task(sent(adapter, key=key)))
+                for _ in range(20):  # turns of the event loop, in which its batch begins
+                    await asyncio.sleep(0)
+            server.thaw()
+            outcomes += await asyncio.gather(*sends)
+        connections.append(server.ask("CLIENT", "LIST").count(f"name={stream} "))
+        await adapter.aclose()
+        return outcomes
+
+    connections: list[int] = []
+
+    assert [type(outcome) for outcome in asyncio.run(main())] == [Delivered] * 7
+    assert connections == [1]
+    assert keys_of(server.messages(stream)) == ["ck1_0", "ck1_1", "ck1_1b", "ck1_2", "ck1_2b", "ck1_3", "ck1_3b"]
+
+
 def test_a_message_that_is_refused_fails_alone_in_its_batch(server: Server, stream: str) -> None:
     server.ask("SET", f"{stream}.paid", "no stream")
 

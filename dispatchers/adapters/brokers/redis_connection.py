@@ -83,7 +83,7 @@ class RedisConnection:
     async def _append(self, commands: Sequence[Arguments]) -> list[Outcome | Moved]:
         outcomes: list[Outcome | Moved] = []
         sent = [*commands, self._wait] if self._replicas else commands
-        self._in_flight, self._ended = True, True  # unless all is read
+        self._in_flight, is_whole = True, False
         try:
             await self._connection.send_packed_command(self._connection.pack_commands(sent), check_health=False)
             for command in commands:
@@ -91,7 +91,7 @@ class RedisConnection:
             if self._replicas:
                 confirmed = await self._confirmed()
                 outcomes = [outcome_of_copies(outcome, confirmed, self._replicas) for outcome in outcomes]
-            self._ended = IS_REPLICA in outcomes  # the next send searches for the primary
+            is_whole = IS_REPLICA not in outcomes  # else the next send searches for the primary
         except FAILURES as error:
             name = type(error).__name__
             if self._replicas:
@@ -99,6 +99,7 @@ class RedisConnection:
             outcomes += [Unknown(f"no answer: {name}")] * (len(commands) - len(outcomes))
         finally:
             self._in_flight = False
+            self._ended |= not is_whole
         return outcomes
 
     async def _appended(self, command: Arguments) -> Outcome | Moved:
