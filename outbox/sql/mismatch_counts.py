@@ -6,7 +6,7 @@ from threading import Lock
 from typing import NamedTuple
 from uuid import UUID
 
-from outbox.sql.identifiers import quoted
+from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 
 IDS_MAX = 1000
@@ -28,7 +28,7 @@ class Mismatch(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables, id: UUID) -> "Mismatch":
-        return cls(CountTables(*(quoted(table.name, table.schema) for table in (tables.mismatch, tables.record))), id)
+        return cls(CountTables(*(quoted_table(table) for table in (tables.mismatch, tables.record))), id)
 
 
 class MismatchCounts:
