@@ -34,26 +34,33 @@ def over_databases(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_each(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
         context = click.get_current_context()
-        given = {name: context.get_parameter_source(name) for name in ("databases", "database")}
-        typed = [name for name, source in given.items() if source is click.core.ParameterSource.COMMANDLINE]
-        if len(typed) == 2:
-            raise click.UsageError("give either --database or --databases")
-        if databases is not None and typed != ["database"]:
-            _run_over(context, databases, lambda url: command(target=options.Target(url, schema, prefix), **rest))
-        elif database is None:
-            (missing,) = (param for param in context.command.params if param.name == "database")
-            raise click.MissingParameter(ctx=context, param=missing)
+        if are_all_meant(context, databases, database):
+            _run_over(context, str(databases), lambda url: command(target=options.Target(url, schema, prefix), **rest))
         else:
-            command(target=options.Target(database, schema, prefix), **rest)
+            command(target=options.Target(str(database), schema, prefix), **rest)
 
-    several = click.option(
-        "--databases",
-        metavar="FILE",
-        envvar="OUTBOX_DATABASES",
-        show_envvar=True,
-        help="All databases of a fleet: a file with lines `name = url`.",
-    )
-    return options.target_options(several(with_each), database_required=False)
+    return options.target_options(databases_option(with_each), database_required=False)
+
+
+databases_option = click.option(
+    "--databases",
+    metavar="FILE",
+    envvar="OUTBOX_DATABASES",
+    show_envvar=True,
+    help="All databases of a fleet: a file with lines `name = url`.",
+)
+
+
+def are_all_meant(context: click.Context, databases: str | None, database: str | None) -> bool:
+    """Whether `--databases` counts, and not `--database`: one that was typed counts more than a variable."""
+    given = {name: context.get_parameter_source(name) for name in ("databases", "database")}
+    typed = [name for name, source in given.items() if source is click.core.ParameterSource.COMMANDLINE]
+    if len(typed) == 2:
+        raise click.UsageError("give either --database or --databases")
+    if databases is None and database is None:
+        (missing,) = (param for param in context.command.params if param.name == "database")
+        raise click.MissingParameter(ctx=context, param=missing)
+    return databases is not None and typed != ["database"]
 
 
 def _run_over(context: click.Context, path: str, work: Callable[[str], Any]) -> None:

@@ -9,6 +9,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import existing
+from dispatchers.cli.over_databases import are_all_meant, databases_option
 from dispatchers.cli.proposals import outbox_of
 from dispatchers.cli.references import load_function
 from dispatchers.cli.run import begin_log
@@ -55,7 +56,8 @@ PORT = 8460
     help="A decision that another operator must confirm, e.g. cancel; repeatable.",
 )
 @options.env_option
-@options.database_option()
+@options.database_option(required=False)
+@databases_option
 @options.schema_option
 @options.prefix_option
 @click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
@@ -68,7 +70,8 @@ def web(
     root_path: str,
     second_person: tuple["BulkName", ...],
     env: str | None,
-    database: str,
+    database: str | None,
+    databases: str | None,
     schema: str | None,
     prefix: str,
 ) -> None:
@@ -89,11 +92,17 @@ def web(
         )
     if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
         raise click.UsageError(f"--root-path {root_path} must be a path such as /outbox, without a slash at its end")
+    every = databases if are_all_meant(click.get_current_context(), databases, database) else None
+    if every is not None and read_database is not None:
+        raise click.UsageError("--read-database is of one database: it is not possible with --databases")
     import uvicorn
 
     begin_log("info")
     authenticator = _authenticator(authenticate, users)
-    app = _app(authenticator, options.Target(database, schema, prefix), read_database, second_person, env)
+    target = options.Target(every or str(database), schema, prefix)
+    shared = {"schema": schema, "prefix": prefix, "second_person": second_person, "outbox": outbox_of(env, target)}
+    make = _of_one if every is None else _of_all
+    app = make(target.database, read_database, authenticator, shared)
     settings: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **settings)  # else by WEB_CONCURRENCY
 
@@ -109,27 +118,37 @@ def _authenticator(reference: str | None, users: str | None) -> "Authenticator |
     return PasswordFile(users)
 
 
-def _app(
-    authenticator: "Authenticator | None",
-    target: options.Target,
-    read_database: str | None,
-    second_person: tuple["BulkName", ...],
-    env: str | None,
+def _of_one(
+    database: str, read_database: str | None, authenticator: "Authenticator | None", settings: dict[str, Any]
 ) -> "ASGIApp":
     from dispatchers.dashboard import Dashboard
     from dispatchers.dashboard.access import local_viewer
+
+    url, read_url = existing(database), None
+    if read_database is not None:
+        read_url = existing(read_database, "--read-database")
+    return _guarded(
+        Dashboard(url, authenticate=authenticator or local_viewer, read_url=read_url, **settings), authenticator
+    )
+
+
+def _of_all(
+    path: str, read_database: str | None, authenticator: "Authenticator | None", settings: dict[str, Any]
+) -> "ASGIApp":
+    from dispatchers.dashboard import FleetDashboard
+    from dispatchers.dashboard.access import local_viewer
+    from dispatchers.databases_file import read_databases
+
+    return _guarded(
+        FleetDashboard(read_databases(path), authenticate=authenticator or local_viewer, **settings), authenticator
+    )
+
+
+def _guarded(app: "ASGIApp", authenticator: "Authenticator | None") -> "ASGIApp":
+    """Without a sign-in only this machine's browsers are answered."""
     from dispatchers.dashboard.protection import LocalHostsOnly
 
-    dashboard = Dashboard(
-        existing(target.database),
-        authenticate=authenticator or local_viewer,
-        read_url=None if read_database is None else existing(read_database, "--read-database"),
-        schema=target.schema,
-        prefix=target.prefix,
-        second_person=second_person,
-        outbox=outbox_of(env, target),
-    )
-    return dashboard if authenticator is not None else LocalHostsOnly(dashboard)
+    return app if authenticator is not None else LocalHostsOnly(app)
 
 
 def is_loopback(host: str) -> bool:

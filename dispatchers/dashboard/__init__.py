@@ -11,9 +11,10 @@ from outbox.extras import missing
 try:
     from dispatchers.dashboard.access import Identity, Role
     from dispatchers.dashboard.app import Dashboard
+    from dispatchers.dashboard.fleet import FleetDashboard
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("starlette", "jinja2", "anyio"):
         raise
     raise missing("dispatchers.dashboard", "dashboard", error) from error
 
-__all__ = ["Dashboard", "Identity", "Role"]
+__all__ = ["Dashboard", "FleetDashboard", "Identity", "Role"]

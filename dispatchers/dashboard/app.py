@@ -149,6 +149,8 @@ class Dashboard:
             "csrf_token": "",
             "done": None,
             "second_person": self._second_person,
+            "databases": {},
+            "database": None,
             "url": lambda path, **query: rendering.address(prefix, path, query),
             "static": lambda path: rendering.address(prefix, f"/static/{path}", {"v": rendering.STAMP}),
             "here": request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else ""),
@@ -181,7 +183,7 @@ class Dashboard:
         async def answer(request: Request, identity: Identity) -> Response:
             _require(identity, view)
             query: Any = parse(view.query, query_of(request))
-            return _json(await self._on_thread(RELOAD, self._read, view, identity, query))
+            return as_json_response(await self._on_thread(RELOAD, self._read, view, identity, query))
 
         return answer
 
@@ -193,7 +195,7 @@ class Dashboard:
         return found if reads_keys else without_keys(found)
 
     async def _specification(self, request: Request, identity: Identity) -> Response:
-        return _json(document(VIEWS, ACTIONS, server=rendering.prefix_of(request) + API))
+        return as_json_response(document(VIEWS, ACTIONS, server=rendering.prefix_of(request) + API))
 
     # --- actions
 
@@ -221,7 +223,7 @@ class Dashboard:
             _require(identity, action)
             parameters = {**await json_of(request), **path_of(request)}
             form: Any = parse(action.form, parameters, as_json=True)
-            return _json(await self._on_thread(LOOK_FIRST, self._run, action, identity, form))
+            return as_json_response(await self._on_thread(LOOK_FIRST, self._run, action, identity, form))
 
         return answer
 
@@ -275,5 +277,6 @@ def _require(identity: Identity, wanted: View | Action) -> None:
         raise Failure(403, "role", f"{identity.name!r} has not the role {wanted.role}, which this needs")
 
 
-def _json(value: Any) -> Response:
+def as_json_response(value: Any) -> Response:
+    """The JSON answer of a value that `plain` knows."""
     return JSONResponse(plain(value))

@@ -1,0 +1,129 @@
+"""The dashboard of several databases: one page over all of them, and below it the pages of each."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine import URL
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from dispatchers.admin.summary import Summary
+from dispatchers.dashboard import protection, rendering
+from dispatchers.dashboard.access import Authenticator, Identity
+from dispatchers.dashboard.app import API, Dashboard, as_json_response
+from dispatchers.dashboard.failures import failure_of
+from dispatchers.dashboard.pages import overview
+from dispatchers.dashboard.parameters import Nothing
+from dispatchers.dashboard.views import View
+from dispatchers.dashboard.waiting import on_thread
+from outbox.errors import ConfigurationError
+
+ANSWER_SECONDS = 3.0  # a database that takes longer is shown as one that did not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSummary:
+    """name: of the database. error: why it could not be read. Else its summary."""
+
+    name: str
+    summary: Summary | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSummaries:
+    """Of all databases, in the order in which they were named."""
+
+    databases: list[DatabaseSummary]
+
+
+class FleetDashboard:
+    """The dashboard of several databases, an ASGI app; mount it under any prefix.
+
+    databases: the URL of each database by its name. authenticate, settings: those of a `Dashboard`, for all of them.
+    Each database has its own pages below its name. Raises `ConfigurationError` as a `Dashboard`.
+    """
+
+    def __init__(self, databases: Mapping[str, str | URL], *, authenticate: Authenticator, **settings: Any) -> None:
+        if not databases:
+            raise ConfigurationError("a dashboard needs a database")
+        self.members = {
+            name: _Member(self, name, url, authenticate=authenticate, **settings) for name, url in databases.items()
+        }
+        mounts = [Mount(f"/{name}", member) for name, member in self.members.items()]
+        self._app = Starlette(routes=[Route("/", self._begin), *mounts])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await run_in_threadpool(self.close)
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            await self._app(scope, receive, send)
+
+    def close(self) -> None:
+        """Close the connections to all databases."""
+        for member in self.members.values():
+            member.databases.close()
+
+    async def _begin(self, request: Request) -> Response:
+        return RedirectResponse(f"{rendering.prefix_of(request)}/{next(iter(self.members))}{ALL.path}")
+
+    async def summaries(self, identity: Identity) -> DatabaseSummaries:
+        """Of all databases, read at once."""
+        return DatabaseSummaries(
+            databases=await asyncio.gather(*(member.summary(identity) for member in self.members.values()))
+        )
+
+
+ALL = View(
+    name="databases",
+    path="/databases",
+    title="Databases",
+    summary="Show what waits in every database of the fleet",
+    read=lambda reading, query: None,
+    result=DatabaseSummaries,
+    template="databases.html",
+)
+
+
+class _Member(Dashboard):
+    """The pages of one database, and with them the page over all, which shares their sign-in and their look."""
+
+    def __init__(self, fleet: FleetDashboard, name: str, url: str | URL, **settings: Any) -> None:
+        self._fleet = fleet
+        self._name = name
+        super().__init__(url, **settings)
+
+    def _routes(self) -> list[BaseRoute]:
+        page, document = self._endpoint(self._all, as_json=False), self._endpoint(self._all_document, as_json=True)
+        return [*super()._routes(), Route(ALL.path, page), Route(API + ALL.path, document)]
+
+    def _rendered(self, request: Request, identity: Identity | None, template: str, **values: Any) -> str:
+        above = rendering.prefix_of(request).removesuffix(f"/{self._name}")
+        links = {name: f"{above}/{name}{overview.VIEW.path}" for name in self._fleet.members} if identity else {}
+        return super()._rendered(request, identity, template, databases=links, database=self._name, **values)
+
+    async def _all(self, request: Request, identity: Identity) -> Response:
+        result = await self._fleet.summaries(identity)
+        values = {"view": ALL, "title": ALL.title, "result": result, "csrf_token": protection.token_of(request)}
+        return HTMLResponse(await run_in_threadpool(self._rendered, request, identity, ALL.template, **values))
+
+    async def _all_document(self, request: Request, identity: Identity) -> Response:
+        return as_json_response(await self._fleet.summaries(identity))
+
+    async def summary(self, identity: Identity) -> DatabaseSummary:
+        """What the overview of this database shows, or why it cannot."""
+        try:
+            found = await on_thread(ANSWER_SECONDS, "it is not shown", self._read, overview.VIEW, identity, Nothing())
+        except Exception as error:
+            return DatabaseSummary(name=self._name, error=failure_of(error).detail)
+        return DatabaseSummary(name=self._name, summary=found)
