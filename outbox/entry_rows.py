@@ -8,17 +8,31 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Connection, Text, TextClause, cast, func, insert, literal_column, select, text
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Executable,
+    Text,
+    TextClause,
+    bindparam,
+    cast,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+)
 
 from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
 from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
-from outbox.sql.dialect import database_now, insert_unless_present
+from outbox.sql.dialect import clock, database_now, insert_unless_present, later
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
-from outbox.times import NEVER
+from outbox.times import NEVER, Instant
 
 
 class NewEntry(NamedTuple):
@@ -290,25 +304,59 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
     if keys:
         lock_ordering_keys(connection, tables, keys)
-    now = database_now(connection)
-    stored = {entry.id: _stored(entry, now) for entry in sorted(entries, key=_by_id)}
-    inserting = insert_unless_present("mariadb", tables.entry).returning(tables.entry.c.id)
-    written = set(connection.execute(inserting, [*stored.values()]).scalars())
+    stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
+    rows = connection.execute(_insertion_on_mariadb(tables), _one_or_many(stored))
+    written: dict[UUID, datetime] = {row.id: row.due_at for row in rows}
     alone, in_groups = [], []
     for entry in entries:
         if entry.id not in written:
             continue
-        due_at = stored[entry.id]["due_at"]
+        due_at = written[entry.id]
         if entry.ordering_key is None:
             alone.append(_queued(configuration, entry, due_at))
         else:
             in_groups.append(_queued(configuration, entry, due_at if entry.ordering_key in keys else NEVER))
             keys.discard(entry.ordering_key)
     if alone:
-        connection.execute(insert(tables.queue), alone)
+        connection.execute(_queueing(tables, in_groups=False), _one_or_many(alone))
     if in_groups:
-        connection.execute(insert(tables.queue).values(position=tables.position.next_value()), in_groups)
-    return stored.keys() - written
+        connection.execute(_queueing(tables, in_groups=True), _one_or_many(in_groups))
+    return {entry.id for entry in entries} - written.keys()
+
+
+@lru_cache(STATEMENTS_MAX)
+def _insertion_on_mariadb(tables: Tables) -> Executable:
+    """Returns the ids and due times of what it writes."""
+    entry = tables.entry
+    given = {name: bindparam(f"new_{name}", type_=entry.c[name].type) for name in _COLUMNS if name in entry.c}
+    asked = func.coalesce(cast(given.pop("due_at"), Instant), clock())
+    due_at = later(func.greatest(asked, clock()), bindparam("new_delay", type_=Double))
+    own = {"schema_version": SCHEMA_VERSION, "due_at": due_at, "created_at": clock()}
+    inserting: Any = insert_unless_present("mariadb", entry).values(given | own)
+    returning: Executable = inserting.returning(entry.c.id, entry.c.due_at)
+    return returning
+
+
+@lru_cache(STATEMENTS_MAX)
+def _queueing(tables: Tables, *, in_groups: bool) -> Executable:
+    given: dict[str, Any] = {name: bindparam(name) for name in _QUEUED}
+    return insert(tables.queue).values(given | ({"position": tables.position.next_value()} if in_groups else {}))
+
+
+_QUEUED = (
+    *("id", "destination", "state", "due_at", "deliveries", "attempts", "maybe_sent", "key_epoch"),
+    *("ordering_key", "fair", "scope"),
+)
+
+
+def _one_or_many(rows: list[dict[str, Any]]) -> Any:
+    """SQLAlchemy executes one row with less work than a list of one."""
+    return rows[0] if len(rows) == 1 else rows
+
+
+def _by_name(entry: NewEntry) -> dict[str, Any]:
+    row = {f"new_{name}": value for name, value in zip(_COLUMNS, _values(entry), strict=True)}
+    return row | {"new_delay": entry.delay.total_seconds() if entry.delay else 0.0}
 
 
 def _stored(entry: NewEntry, now: datetime) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Table, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import Column, Connection, Table, delete, exists, func, insert, literal, or_, select, update
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
@@ -87,7 +87,7 @@ def _take(
     entry, record, settlement = tables.entry, tables.record, tables.settlement
     accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
     locked = (
-        select(queue, entry, record.c.completion, settlement.c.state.label("ended"))
+        select(*_read(tables), record.c.completion, settlement.c.state.label("ended"))
         .join(entry, entry.c.id == queue.c.id)
         .outerjoin(record, accepted)
         .outerjoin(settlement, settlement.c.id == queue.c.id)
@@ -95,6 +95,23 @@ def _take(
     )
     rows = {row[queue.c.id]: row for row in connection.execute(locked).mappings()}
     return _lease(connection, tables, [rows[id] for id in ids if id in rows], request, now)
+
+
+_OF_QUEUE = (
+    *("id", "destination", "due_at", "first_leased_at", "leased_at", "lease_token", "deliveries", "attempts"),
+    *("maybe_sent", "in_doubt_since", "key_epoch", "sent_as", "ordering_key", "position", "outcome"),
+)
+
+
+def _read(tables: Tables) -> list[Column[Any]]:
+    """What a claim needs of the queue's row and of the entry. Pure drivers take long to decode a column."""
+    return [*(tables.queue.c[name] for name in _OF_QUEUE), *_of_entry(tables)]
+
+
+def _of_entry(tables: Tables) -> list[Column[Any]]:
+    """The fields of a claimed entry that its own row has; its due time is the one with which it was enqueued."""
+    own = tables.entry.c
+    return [own[name] for name in ClaimedEntry._fields if name in own and (name == "due_at" or name not in _OF_QUEUE)]
 
 
 def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
@@ -161,10 +178,10 @@ def _new_lease(tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, no
 def _claimed(
     tables: Tables, row: Mapping[Any, Any], lease: _Lease, request: ClaimRequest, now: datetime
 ) -> ClaimedEntry:
-    queue, entry = tables.queue, tables.entry
-    values = {name: row[entry.c[name]] for name in ClaimedEntry._fields if name in entry.c}
+    queue = tables.queue
     kept_names = ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
-    values |= {name: row[queue.c[name]] for name in kept_names} | lease._asdict()
+    values = {name: row[queue.c[name]] for name in kept_names} | lease._asdict()
+    values |= {column.name: row[column] for column in _of_entry(tables)}
     values |= {
         "queued_at": row[queue.c.due_at],
         "first_leased_at": row[queue.c.first_leased_at] or now,

@@ -67,9 +67,9 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
 
 
 @renders(
-    postgresql="clock_timestamp() + make_interval(secs => {0})",
-    sqlite=f"{SQLITE_CLOCK} + CAST({{0}} * 1000000 AS INTEGER)",
-    mariadb="UTC_TIMESTAMP(6) + INTERVAL ROUND({0} * 1000000) MICROSECOND",
+    postgresql="{0} + make_interval(secs => {1})",
+    sqlite="{0} + CAST({1} * 1000000 AS INTEGER)",
+    mariadb="{0} + INTERVAL ROUND({1} * 1000000) MICROSECOND",
 )
 class _Later(FunctionElement[Any]):
     type = Instant()
@@ -78,21 +78,15 @@ class _Later(FunctionElement[Any]):
 
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
     """The database's clock, `delay` from now; a parameter gives it in seconds."""
-    return _Later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+    return later(clock(), delay)
 
 
-@renders(
-    postgresql="{0} - make_interval(secs => {1})",
-    sqlite="{0} - CAST({1} * 1000000 AS INTEGER)",
-    mariadb="{0} - INTERVAL ROUND({1} * 1000000) MICROSECOND",
-)
-class _Earlier(FunctionElement[Any]):
-    type = Instant()
-    inherit_cache = True
+def later(instant: ColumnElement[Any], by: timedelta | BindParameter[float]) -> ColumnElement[Any]:
+    return _Later(instant, literal(by.total_seconds()) if isinstance(by, timedelta) else by)
 
 
 def earlier(instant: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-    return _Earlier(instant, literal(by.total_seconds()))
+    return later(instant, -by)
 
 
 def database_now(connection: Connection) -> datetime:
