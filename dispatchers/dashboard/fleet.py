@@ -115,6 +115,7 @@ class _Member(Dashboard):
     async def _all(self, request: Request, identity: Identity) -> Response:
         result = await self._fleet.summaries(identity)
         values = {"view": ALL, "title": ALL.title, "result": result, "csrf_token": protection.token_of(request)}
+        values["views"] = []  # the pages are of one database
         return HTMLResponse(await run_in_threadpool(self._rendered, request, identity, ALL.template, **values))
 
     async def _all_document(self, request: Request, identity: Identity) -> Response:

@@ -36,6 +36,7 @@ def test_the_first_page_counts_every_database(
 
     assert 'href="/east/overview"' in begun.text
     assert 'href="/west/overview"' in begun.text
+    assert 'href="/east/entries"' not in begun.text  # the page is of no single database
     counts = {
         each["name"]: (each["summary"]["waiting"]["value"], each["summary"]["uncertain"]["value"]) for each in found
     }
@@ -52,7 +53,7 @@ def test_the_pages_of_a_database_are_below_its_name_and_lead_back(
 
     assert f'href="/west/entries/{id}"' in page
     assert "crm" not in page
-    assert '<a href="/west/databases" title="All databases: east, west">west</a>' in page
+    assert '<a href="/west/databases" title="All databases: east, west">Database: west</a>' in page
 
 
 def test_a_decision_is_written_in_the_database_of_its_page(
