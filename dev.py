@@ -79,7 +79,7 @@ OLDEST_TESTS = (
 )
 
 COMMANDS = ("demo", "test", "bench", "model", "simulate", "kills", "screenshots", "check", "docs", "env", "lock")
-BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale"}
+BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks import dashboard, drain, enqueue, latency, relay, requests, scale, sends
+from benchmarks import dashboard, drain, enqueue, latency, relay, requests, scale, scaling, scaling_page, sends
 from benchmarks.contestants import DEFAULT, notes
 from benchmarks.harness import Report, Series, Server, conditions, machine, running_server
 from benchmarks.report import add_to, print_part
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results")
 QUICK_SIZE = 0.25
 
 Measuring = Callable[[Server, float], Iterator[Series]]
-MODULES = (drain, latency, sends, relay, enqueue, requests)
+MODULES = (drain, latency, sends, relay, enqueue, requests, scaling)
 QUICK: dict[str, Measuring] = {"drain": drain.measure_quickly, "enqueue": enqueue.measure}
 
 
@@ -36,9 +36,9 @@ def main() -> None:
             print_part(report)
             print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
             if not arguments.quick:
-                add_to(arguments.out, report)  # at once: a later part may fail
+                scaling_page.add_to(arguments.out, add_to(arguments.out, report))  # at once: a later part may fail
     if not arguments.quick:
-        print(f"written: {arguments.out / 'performance.md'}, and the folder beside it")
+        print(f"written: {arguments.out / 'performance.md'} and scaling.md, and the folder beside them")
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, Measuring]:

@@ -2,11 +2,13 @@
 
 `drain` takes the dispatcher's concurrency as a second argument, `work` the driver; without one they are the default. A third
 and a fourth argument of `drain` are the URL of a NATS server and a stream, to which it publishes each job.
+`write STEP ENTRIES` commits transactions of so many entries until terminated, and prints the process's id before each STEP-th.
 `both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the pages of
 the dashboard, until terminated.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -57,6 +59,16 @@ def fill(count: int) -> None:
         with Session(engine) as session, session.begin():
             for number in range(first, min(first + AT_ONCE, count)):
                 BENCH.enqueue(session, "noop.send", PAYLOAD, parent=f"n:{number}")
+
+
+def write(step: int, entries: int) -> None:
+    engine = sa.create_engine(URL)
+    for number in itertools.count():
+        if number % step == 0:
+            print(f"{os.getpid()}\n", end="", flush=True)  # in one write: others write here too
+        with Session(engine) as session, session.begin():
+            for line in range(entries):
+                BENCH.enqueue(session, "noop.send", PAYLOAD, parent=f"{os.getpid()}:{number}", discriminator=str(line))
 
 
 def noop(seen: Callable[[Delivery], None]) -> Operations:
@@ -160,6 +172,8 @@ if __name__ == "__main__":
             fill(int(rest[0]))
         case "drain":
             drain(int(rest[0]), int(rest[1]) if rest[1:] else None, *rest[2:])
+        case "write":
+            write(int(rest[0]), int(rest[1]))
         case "work":
             work(*rest)
         case "produce":

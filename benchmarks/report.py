@@ -21,6 +21,13 @@ METRICS = {
     "cpu_percent": ("CPU, %", ".2f"),
     "queries_per_second": ("queries a second", ".2f"),
     "first_send_ms": ("ms", ",.0f"),
+    "entries_per_exchange": ("entries per exchange", ",.0f"),
+    "connections": ("connections", ",.0f"),
+    "cores_others": ("cores used by others", ".2f"),
+    "table_bytes": ("tables, bytes", ",.0f"),
+    "index_bytes": ("indexes, bytes", ",.0f"),
+    "passed_us": ("server CPU, µs", ".2f"),
+    "flush_us": ("µs", ",.0f"),
 }
 """How each metric is called, and how its figures are written."""
 
@@ -156,7 +163,7 @@ def performance_page(report: Report) -> str:
     """The text of docs/performance.md."""
     verdicts = judge(report)
     met = sum(each.is_met for each in verdicts)
-    sections = [HEAD, f"**{met} of {len(verdicts)} goals are met.** {_machine(report)}\n"]
+    sections = [HEAD, f"**{met} of {len(verdicts)} goals are met.** {machine_line(report)}\n"]
     for name, part in PARTS.items():
         if any(each.part == name for each in report.series):
             sections.append(_section(report, name, part, [each for each in verdicts if each.goal.part == name]))
@@ -164,7 +171,7 @@ def performance_page(report: Report) -> str:
     return "\n".join(sections)
 
 
-def _machine(report: Report) -> str:
+def machine_line(report: Report) -> str:
     return "The machine: " + "; ".join(f"{name} {value}" for name, value in report.machine.items() if value) + "."
 
 
@@ -174,12 +181,12 @@ def _section(report: Report, name: str, part: Part, verdicts: list[Verdict]) -> 
     lines += [f"![{title}](performance/{file})" for file, title, _ in charts(report, name)]
     for case, rows in tables(report, name):
         lines.append(f"\n{case[:1].upper()}{case[1:]}:\n" if case else "")
-        lines.append(_markdown(rows))
-    lines.append(f"\nGoals:\n\n{_markdown(goal_rows(verdicts))}" if verdicts else "")
+        lines.append(markdown(rows))
+    lines.append(f"\nGoals:\n\n{markdown(goal_rows(verdicts))}" if verdicts else "")
     return "\n".join(lines) + "\n"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
     ruler = ["---", *["--:"] * (len(rows[0]) - 1)]
     marked = [[f"**{cell}**" if cell == "MISSED" else cell for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (marked[0], ruler, *marked[1:]))
@@ -218,8 +225,11 @@ def _bar(series: Series) -> Bar:
     return Bar(series.side, series.median, min(series.values), max(series.values), text, ours)
 
 
-def add_to(folder: Path, report: Report) -> None:
-    """Write performance.md, and beside it a folder with the charts and the figures. What was measured again is replaced."""
+def add_to(folder: Path, report: Report) -> Report:
+    """Write performance.md, and beside it a folder with the charts and the figures. What was measured again is replaced.
+
+    Returns all figures that the folder has now.
+    """
     beside = folder / "performance"
     beside.mkdir(parents=True, exist_ok=True)
     figures = beside / "figures.json"
@@ -232,6 +242,7 @@ def add_to(folder: Path, report: Report) -> None:
             (beside / file).write_text(svg)
     figures.write_text(report.to_json())
     (folder / "performance.md").write_text(performance_page(report))
+    return report
 
 
 def merged(old: Report, new: Report) -> Report:
