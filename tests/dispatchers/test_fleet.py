@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +14,24 @@ import prometheus_client
 import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.orm import Session
 from support.database import TABLES, Database
 from support.entries import HOUR, daemon, put, states, until_true, wait_for, write_factory
 from support.relays import Relay, relay
 
 import outbox
-from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, Outcome, Unknown
+from dispatchers import (
+    Breaker,
+    Deferred,
+    Delivered,
+    Delivery,
+    Fleet,
+    Limits,
+    Operations,
+    Outcome,
+    Settlement,
+    Unknown,
+)
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.databases_file import read_databases
@@ -133,6 +146,42 @@ def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[
     run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 60))
 
     assert service.most == 6
+
+
+def test_ordering_groups_of_each_database_are_sent_in_order(databases: list[Database], ob: outbox.Outbox) -> None:
+    sent: dict[str, list[int]] = {}
+
+    class Ordered(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            sent.setdefault(delivery.ordering_key or "", []).append(delivery.payload)
+            return Delivered()
+
+    for number, each in enumerate(databases):
+        with each.begin() as session:
+            for step in range(20):
+                for group in range(3):
+                    key = f"{number}:{group}"
+                    ob.enqueue(session, "crm.upsert", step, parent=f"{key}:{step}", ordering_key=key)
+
+    run_until(fleet(urls(databases), ob, Ordered(), concurrency=2), delivered(databases, 60))
+
+    assert len(sent) == 9
+    assert all(steps == list(range(20)) for steps in sent.values())
+
+
+def test_a_callback_commits_in_the_database_of_its_entry(databases: list[Database], ob: outbox.Outbox) -> None:
+    effects = Operations()
+
+    @effects.on_settled("crm.upsert")
+    def follow_up(session: Session, settlement: Settlement) -> None:
+        ob.enqueue(session, "crm.follow_up", {}, parent=outbox.ParentKey(str(settlement.entry.id)))
+
+    for each in databases:
+        put(each, ob, count=10)
+    working = Fleet(urls(databases), adapters={"crm": Slow()}, include=[effects], outbox=ob, poll=TICK, concurrency=3)
+    run_until(working, delivered(databases, 20))
+
+    assert [Counter(each.operations()) for each in databases] == [{"crm.upsert": 10, "crm.follow_up": 10}] * 3
 
 
 def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox.Outbox) -> None:
