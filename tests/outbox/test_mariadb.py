@@ -17,6 +17,7 @@ from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction, SchemaError
 from outbox.sql import mariadb_settings
 from outbox.sql.dialect import database_now, is_passing, is_timeout, sqlstate
+from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import try_lock, wait_for_lock
 from outbox.sql.schema import key_lock
 
@@ -59,6 +60,15 @@ def test_a_level_that_was_set_on_the_engine_is_accepted(mariadb: Database, ob: o
     enqueue(sa.create_engine(url).execution_options(isolation_level="READ COMMITTED"), ob, parent="invoice:43")
 
     assert len(mariadb.entries) == 2
+
+
+def test_an_engine_of_the_dispatcher_waits_five_seconds_for_a_row(mariadb: Database) -> None:
+    url = mariadb.url.difference_update_query(["init_command"])
+
+    with engine_of(url).connect() as connection:
+        settings = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout, @@tx_isolation").one()
+
+    assert tuple(settings) == (5, "READ-COMMITTED")
 
 
 def test_an_older_server_is_refused(mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
