@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Unknown,
     )
     from dispatchers.dispatcher import Dispatcher
-    from dispatchers.fleet import Fleet
+    from dispatchers.fleet.fleet import Fleet
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
     from dispatchers.time_limits import FOREVER
@@ -72,7 +72,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Completed": "callbacks",
     "Dispatcher": "dispatcher",
     "FOREVER": "time_limits",
-    "Fleet": "fleet",
+    "Fleet": "fleet.fleet",
     "Limits": "flow_control.state",
     "Operations": "operations",
     "SettledEntry": "callbacks",

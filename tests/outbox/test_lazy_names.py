@@ -9,7 +9,7 @@ import dispatchers
 import dispatchers.callbacks
 import dispatchers.delivery
 import dispatchers.dispatcher
-import dispatchers.fleet
+import dispatchers.fleet.fleet
 import dispatchers.flow_control.state
 import dispatchers.operations
 import dispatchers.time_limits
@@ -29,7 +29,7 @@ def test_every_public_name_is_that_of_its_module() -> None:
         dispatchers.callbacks,
         dispatchers.delivery,
         dispatchers.dispatcher,
-        dispatchers.fleet,
+        dispatchers.fleet.fleet,
         dispatchers.operations,
         dispatchers.flow_control.state,
         dispatchers.time_limits,

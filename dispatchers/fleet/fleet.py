@@ -12,14 +12,14 @@ from typing import Any, Unpack
 
 from sqlalchemy import URL
 
-from dispatchers.databases_file import checked_databases, read_databases
 from dispatchers.delivery import Adapter
 from dispatchers.dispatcher import Dispatcher, steady_clock
+from dispatchers.fleet.databases_file import checked_databases, read_databases
+from dispatchers.fleet.shared_parts import Share, Surveys
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.operations import Operations
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.shared_parts import Share, Surveys
 from dispatchers.pipeline.wakeup import first_set
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.outage_log import cause_of
