@@ -175,8 +175,13 @@ class SharingQueue(SendQueue):
         return super().is_free(name) and self._share.shared.is_free(name)
 
     def begin(self, work: Work) -> bool:
-        begins, shared = super().begin(work), self._share.shared
-        (shared.begin if begins else shared.wait)(self._share.database, work[0].destination)
+        entry, shared = work[0], self._share.shared
+        if shared.may_begin(entry.destination, entry.lease_token):
+            begins = super().begin(work)
+        else:  # it was claimed before another database's failure opened the breaker
+            self.hold(work)
+            begins = False
+        (shared.begin if begins else shared.wait)(self._share.database, entry.destination)
         return begins
 
     def end(self, name: str) -> None:

@@ -227,6 +227,11 @@ class SharedLimits:
         """Whether another entry of this destination may be sent now."""
         return self._free(self._known(name)) > 0
 
+    def may_begin(self, name: str, token: UUID) -> bool:
+        """Whether the breaker lets this entry be sent: it is closed, or the entry is its probe. token: of the entry's lease."""
+        state = self._known(name).state
+        return state.breaker == "closed" or state.breaker_token == token
+
     def may_follow(self, database: str, name: str) -> bool:
         """Whether this database may now send an entry that waited for a permit."""
         known, now = self._known(name), self._clock()

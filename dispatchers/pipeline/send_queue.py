@@ -33,8 +33,12 @@ class SendQueue:
         if self.is_free(name):
             self._sending[name] += 1
             return True
-        self._waiting.setdefault(name, deque()).append(work)
+        self.hold(work)
         return False
+
+    def hold(self, work: Work) -> None:
+        """Put the entry into the queue."""
+        self._waiting.setdefault(work[0].destination, deque()).append(work)
 
     def end(self, name: str) -> None:
         """Note that a send to this destination has ended."""

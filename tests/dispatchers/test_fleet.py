@@ -136,7 +136,7 @@ def test_a_long_queue_leaves_the_other_databases_their_share(
 
     run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 40))
 
-    assert states(databases[0])["delivered"] < 100
+    assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 40, and claims ahead come to it
 
 
 def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[Database], ob: outbox.Outbox) -> None:
