@@ -37,6 +37,7 @@ NAMES = {
     "blocked_group",
     "kid",
     "meta",
+    "mismatch",
     "proposal",
     "queue",
     "record",
