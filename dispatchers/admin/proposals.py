@@ -170,7 +170,8 @@ def _close(connection: Connection, tables: Tables, id: UUID, state: str, actor: 
     closed = update(tables.proposal).where(tables.proposal.c.id == id)
     closed = closed.values(state=state, decided_by=actor, decided_at=clock())
     connection.execute(closed)
-    row = connection.execute(select(*_shown(tables)).where(tables.proposal.c.id == id)).one()
+    shown: Any = select(*_shown(tables)).where(tables.proposal.c.id == id)
+    row = connection.execute(shown).one()
     return _proposal(row, row.decided_at)
 
 

@@ -66,7 +66,8 @@ class NatsAdapter(Adapter):
             raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
         if window is FOREVER:
             raise ConfigurationError("window=FOREVER: every stream forgets ids: give its duplicate_window, or None")
-        self.window: timedelta | None = window
+        self.window = window
+        self._remembered: timedelta | None = window  # FOREVER is refused above
         self.at_least_once = at_least_once
         self.timeout = timeout
         self.attempts_max = attempts_max
@@ -125,7 +126,7 @@ class NatsAdapter(Adapter):
     async def _open(self) -> NatsConnection:
         seconds = self.timeout.total_seconds()
         return await connected(
-            self._servers, self._connect, stream=self._stream, window=self.window, ping_seconds=seconds / 2
+            self._servers, self._connect, stream=self._stream, window=self._remembered, ping_seconds=seconds / 2
         )
 
 

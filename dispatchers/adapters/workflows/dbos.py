@@ -19,6 +19,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from dbos import DBOSClient, EnqueueOptions, WorkflowSerializationFormat
 from dbos import error as dbos_error
+from sqlalchemy import exc
 
 from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
 from dispatchers.delivery import (
@@ -206,7 +207,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, connections_
     else:
         try:
             url = sa.make_url(database)
-        except sa.exc.ArgumentError:
+        except exc.ArgumentError:
             raise ConfigurationError(
                 "database must be a URL such as postgresql+psycopg://... (it is not shown)"
             ) from None
@@ -239,9 +240,9 @@ def _left(latest: float) -> float:
 def _not_inserted(error: Exception) -> Outcome:
     """What an error before the commit means: the transaction was rolled back."""
     reason = f"nothing was committed: {_name(error)}"
-    if isinstance(error, sa.exc.DataError):
+    if isinstance(error, exc.DataError):
         return Rejected(reason)
-    return Deferred(reason, cooldown=isinstance(error, sa.exc.ProgrammingError))
+    return Deferred(reason, cooldown=isinstance(error, exc.ProgrammingError))
 
 
 def _name(error: Exception) -> str:
