@@ -69,8 +69,7 @@ def test_a_process_stopped_in_a_send_beyond_its_lease_does_no_harm_later(
 
     with daemon(tmp_path, postgresql.url, WINDOW="none" if window is None else "forever") as stopped:
         wait_for(lambda: GatedService(tmp_path).waiting, "the send", workers=[stopped])
-        wait_for(lambda: not transactions(postgresql), "nothing but the send to be under way", workers=[stopped])
-        stopped.process.send_signal(signal.SIGSTOP)
+        stop_between_transactions(postgresql, stopped)
         age(postgresql, HOUR)
         assert run_once(postgresql, ob, adapters={"crm": service}) == 1
         assert state(postgresql, id) == meanwhile
@@ -88,6 +87,16 @@ def test_a_process_stopped_in_a_send_beyond_its_lease_does_no_harm_later(
     assert state(postgresql, id) == "delivered"
     assert service.effects == [key]
     assert service.sent == [key] * sent
+
+
+def stop_between_transactions(database: Database, worker: Daemon) -> None:
+    """Nothing but the send is under way then: a lock that a stopped process has, nobody else gets."""
+    while True:
+        wait_for(lambda: not transactions(database), "nothing but the send to be under way", workers=[worker])
+        worker.process.send_signal(signal.SIGSTOP)
+        if not transactions(database):
+            return
+        worker.process.send_signal(signal.SIGCONT)
 
 
 def transactions(database: Database) -> int:

@@ -209,7 +209,8 @@ def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, 
 
 def test_a_database_error_while_claiming_is_raised_and_not_observed(database, observations, ob):
     client = Client(database, ob, is_async=False)
-    database.execute(sa.text("DROP TABLE outbox_record"))
+    for table in ("outbox_mismatch", "outbox_record"):
+        database.execute(sa.text(f"DROP TABLE {table}"))
 
     with pytest.raises(outbox.SchemaError):
         client.request()

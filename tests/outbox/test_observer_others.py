@@ -142,7 +142,8 @@ def test_a_fence_is_no_claim_of_its_own(shop, observations, ob):
 
 
 def test_a_request_that_the_database_failed_is_not_reported(shop, observations, database):
-    database.execute(sa.text("DROP TABLE outbox_record"))
+    for table in ("outbox_mismatch", "outbox_record"):
+        database.execute(sa.text(f"DROP TABLE {table}"))
 
     with pytest.raises(outbox.SchemaError):
         shop.request()
