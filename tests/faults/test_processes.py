@@ -16,6 +16,7 @@ from support.apps.oom_sender import ATTEMPTS_MAX
 from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import (
     HOUR,
+    Daemon,
     FileService,
     GatedService,
     age,
