@@ -91,7 +91,7 @@ def test_a_process_stopped_in_a_send_beyond_its_lease_does_no_harm_later(
 
 
 def stop_between_transactions(database: Database, worker: Daemon) -> None:
-    """Nothing but the send is under way then: a lock that a stopped process has, nobody else gets."""
+    """Nothing but the send is under way then: no other process gets a lock that a stopped one has."""
     while True:
         wait_for(lambda: not transactions(database), "nothing but the send to be under way", workers=[worker])
         worker.process.send_signal(signal.SIGSTOP)
