@@ -88,6 +88,7 @@ def _scale() -> Iterator[Goal]:
         ("hanging", "after minutes", 0.95),
         ("pending", "many pending", 0.9),
         ("kept", "many kept", 0.9),
+        ("kept, long after a checkpoint", "many kept", 0.9),
         ("destinations", "many destinations", 0.9),
         ("retention", "beside retention", 0.8),
     ):
