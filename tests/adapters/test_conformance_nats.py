@@ -8,7 +8,8 @@ from typing import Any
 import nats.errors
 import pytest
 from nats.aio.client import Client
-from support.fake_nats import CLOSE, HANG, NO_LISTENER, NO_RESPONDERS, STORED, STREAM, FakeNats
+from support.fake_broker import CLOSE, HANG, NO_LISTENER
+from support.fake_nats import NO_RESPONDERS, STORED, STREAM, FakeNats
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.adapters import NatsAdapter

@@ -9,7 +9,8 @@ from typing import Any
 import aiormq
 import aiormq.exceptions
 import pytest
-from support.fake_rabbitmq import CLOSE, FORBIDDEN, HANG, NACK, NO_LISTENER, NO_QUEUE, FakeRabbitMq
+from support.fake_broker import CLOSE, HANG, NO_LISTENER
+from support.fake_rabbitmq import FORBIDDEN, NACK, NO_QUEUE, FakeRabbitMq
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.adapters import RabbitMqAdapter

@@ -9,7 +9,8 @@ import pytest
 from redis.asyncio import Connection
 from redis.crc import key_slot
 from redis.exceptions import AskError, RedisError
-from support.fake_redis import CLOSE, HANG, NO_LISTENER, REPLICA, FakeRedis
+from support.fake_broker import CLOSE, HANG, NO_LISTENER
+from support.fake_redis import REPLICA, FakeRedis
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.adapters import RedisAdapter

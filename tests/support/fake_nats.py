@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Mapping
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
+
+from support.fake_broker import CLOSE, HANG, FakeBroker
 
 STREAM = "ORDERS"
 INFO = {
@@ -27,60 +25,23 @@ CONFIG = {
 }
 STATE = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "consumer_count": 0}
 STORED = {"stream": STREAM, "seq": 7}
-CLOSE, HANG, NO_LISTENER = "close", "hang", "no listener"
 NO_RESPONDERS = "no responders"
 
 
-class FakeNats:
-    """In a thread of its own.
-
-    A behaviour is a mapping: `publish` says how a message is answered (a PubAck, or one of the words above), `config` changes
+class FakeNats(FakeBroker):
+    """A behaviour is a mapping: `publish` says how a message is answered (a PubAck, or one of the words above), `config` changes
     the stream's configuration, `info` the server's greeting, `greeting` replaces it by one of the words.
     """
 
     def __init__(self) -> None:
-        self.port = 0
-        self.requests: list[bytes] = []
-        self._at: Mapping[str, Any] = {}
+        super().__init__()
         self._subscriptions: dict[str, str] = {}
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="nats", daemon=True)
 
-    def behave(self, behaviour: Mapping[str, Any]) -> None:
-        self._at = behaviour
-        if NO_LISTENER in behaviour:
-            self.stop()
-
-    def start(self) -> None:
-        self._thread.start()
-        self._listening.result(timeout=60)
-
-    def stop(self) -> None:
-        loop, stopped = self._listening.result(timeout=60)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stopped.set)
-            self._thread.join(timeout=60)
-
-    async def _serve(self) -> None:
-        stopped = asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._listening.set_result((asyncio.get_running_loop(), stopped))
-        await stopped.wait()
-        server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            if self._at.get("greeting") != HANG:
-                writer.write(b"INFO %s\r\n" % json.dumps(INFO | self._at.get("info", {})).encode())
-            while line := await reader.readline():
-                await self._command(line, reader, writer)
-        writer.close()
-        self._writers.discard(writer)
+    async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._at.get("greeting") != HANG:
+            writer.write(b"INFO %s\r\n" % json.dumps(INFO | self._at.get("info", {})).encode())
+        while line := await reader.readline():
+            await self._command(line, reader, writer)
 
     async def _command(self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         verb, *words = line.decode().split()

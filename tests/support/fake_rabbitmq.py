@@ -1,10 +1,6 @@
 """A RabbitMQ for the conformance suite: it speaks AMQP 0-9-1, and answers as a scenario demands."""
 
 import asyncio
-import threading
-from collections.abc import Mapping
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from pamqp import commands, frame
@@ -13,57 +9,20 @@ from pamqp.exceptions import UnmarshalingException
 from pamqp.header import ContentHeader, ProtocolHeader
 from pamqp.heartbeat import Heartbeat
 
-CLOSE, HANG, NO_LISTENER = "close", "hang", "no listener"
+from support.fake_broker import CLOSE, HANG, FakeBroker
+
 NO_QUEUE, NACK, FORBIDDEN = "no queue", "nack", "forbidden"
 CAPABILITIES = {"capabilities": {"publisher_confirms": True, "basic.nack": True, "connection.blocked": True}}
 
 
-class FakeRabbitMq:
-    """In a thread of its own.
+class FakeRabbitMq(FakeBroker):
+    """A behaviour is a mapping: `publish` says how a message is answered (confirmed, or one of the words above).
 
-    A behaviour is a mapping: `publish` says how a message is answered (confirmed, or one of the words above), `greeting` replaces
-    the server's first frame by one of them, `blocked` blocks every publisher, `no exchange` has none.
+    `greeting` replaces the server's first frame by one of them, `blocked` blocks every publisher, `no exchange` has none.
     """
 
-    def __init__(self) -> None:
-        self.port = 0
-        self.requests: list[bytes] = []
-        self._at: Mapping[str, Any] = {}
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="rabbitmq", daemon=True)
-
-    def behave(self, behaviour: Mapping[str, Any]) -> None:
-        self._at = behaviour
-        if NO_LISTENER in behaviour:
-            self.stop()
-
-    def start(self) -> None:
-        self._thread.start()
-        self._listening.result(timeout=60)
-
-    def stop(self) -> None:
-        loop, stopped = self._listening.result(timeout=60)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stopped.set)
-            self._thread.join(timeout=60)
-
-    async def _serve(self) -> None:
-        stopped = asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._listening.set_result((asyncio.get_running_loop(), stopped))
-        await stopped.wait()
-        server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await _Exchange(self, writer).follow(reader)
-        writer.close()
-        self._writers.discard(writer)
+    async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _Exchange(self, writer).follow(reader)
 
     def at(self, point: str) -> Any:
         return self._at.get(point)
