@@ -19,8 +19,8 @@ from confluent_kafka import KafkaException
 
 from dispatchers.adapters.brokers.kafka_answers import not_accepted
 from dispatchers.adapters.brokers.kafka_producer import Record, RunningProducer
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
-from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError
 
@@ -36,7 +36,7 @@ OWN_SETTINGS: Final = frozenset(
 """What the adapter sets itself, because its outcomes depend on it."""
 
 
-class KafkaAdapter(Adapter):
+class KafkaAdapter(PlacesAdapter):
     """Produces records with `acks=all`. It needs `confluent-kafka`.
 
     bootstrap_servers: the brokers to begin with, as host:port, separated by commas.
@@ -84,7 +84,7 @@ class KafkaAdapter(Adapter):
         self.attempts_max = attempts_max
         self.age_max = age_max
         self._bootstrap_servers = bootstrap_servers
-        self._topics = Places("topic", topic)
+        self._places = Places("topic", topic)
         self._key_header = key_header
         self._check_seconds = timeout.total_seconds() / 4
         self._message_seconds = timeout.total_seconds() / 2
@@ -104,12 +104,6 @@ class KafkaAdapter(Adapter):
 
     def __repr__(self) -> str:
         return f"KafkaAdapter({self._bootstrap_servers!r})"
-
-    def serves(self, operation: str) -> bool:
-        return self._topics.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._topics.nearest(operation)
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
@@ -144,7 +138,7 @@ class KafkaAdapter(Adapter):
     def _record(self, delivery: Delivery) -> Record:
         headers = {self._key_header: delivery.key, "content-type": "application/json", **delivery.headers}
         return Record(
-            self._topics.of(delivery),
+            self._places.of(delivery),
             delivery.ordering_key,
             delivery.body,
             [(name, value.encode()) for name, value in headers.items()],

@@ -17,8 +17,8 @@ from nats.errors import Error
 
 from dispatchers.adapters.brokers.nats_connection import NatsConnection, connected
 from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
-from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.time_limits import FOREVER, Window
 from outbox.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ OPTIONS: Final = frozenset(
 """What `connect` may have: the options of nats-py that decide neither when to connect again nor what is logged."""
 
 
-class NatsAdapter(Adapter):
+class NatsAdapter(PlacesAdapter):
     """Publishes to one stream. Before it sends, it compares the stream's configuration with what it declares.
 
     servers: the URLs of one cluster, such as "nats://host:4222" or "tls://host:4222".
@@ -75,22 +75,16 @@ class NatsAdapter(Adapter):
         if window is not None:  # the ids are those of one stream
             self.pinned = f"nats {stream}"
         self._stream = stream
-        self._subjects = Places("subject", subject)
+        self._places = Places("subject", subject)
         self._connect = dict(connect or {})
         self._connection = OneConnection(self._open)
 
     def __repr__(self) -> str:
         return f"NatsAdapter(stream={self._stream!r}, window={self.window!r})"
 
-    def serves(self, operation: str) -> bool:
-        return self._subjects.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._subjects.nearest(operation)
-
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            subject = self._subjects.of(delivery)
+            subject = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
         connection = self._connection.present()

@@ -19,16 +19,16 @@ from aiormq import spec
 from aiormq.exceptions import AMQPError
 
 from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
 from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection, connected
-from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
 PERSISTENT: Final = 2
 NAME_BYTES_MAX: Final = 255  # AMQP 0-9-1, "short string"
 
 
-class RabbitMqAdapter(Adapter):
+class RabbitMqAdapter(PlacesAdapter):
     """Publishes to one exchange with publisher confirms. Every message is mandatory: one that reaches no queue is refused.
 
     urls: of one cluster: "amqp://user:password@host:5672/vhost", or "amqps://". They are never shown.
@@ -60,22 +60,16 @@ class RabbitMqAdapter(Adapter):
         self.attempts_max = attempts_max
         self.age_max = age_max
         self._exchange = exchange
-        self._routing_keys = Places("routing_key", routing_key)
+        self._places = Places("routing_key", routing_key)
         self._tls = tls
         self._connection = OneConnection(self._open)
 
     def __repr__(self) -> str:
         return f"RabbitMqAdapter(exchange={self._exchange!r})"
 
-    def serves(self, operation: str) -> bool:
-        return self._routing_keys.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._routing_keys.nearest(operation)
-
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            routing_key = self._routing_keys.of(delivery)
+            routing_key = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
         if len(routing_key.encode()) > NAME_BYTES_MAX:

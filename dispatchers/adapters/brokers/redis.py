@@ -25,10 +25,10 @@ from redis.exceptions import RedisError
 
 from dispatchers.adapters.brokers.batch import Batches, BatchLimits
 from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
 from dispatchers.adapters.brokers.redis_answers import Moved
 from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnection, connected
-from dispatchers.delivery import Adapter, Deferred, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
 BODY: Final = "body"
@@ -55,7 +55,7 @@ class Message(NamedTuple):
     latest: float
 
 
-class RedisAdapter(Adapter):
+class RedisAdapter(PlacesAdapter):
     """Appends to streams. It needs Redis 6 or later, also as a cluster, or what speaks its protocol.
 
     urls: "redis://user:password@host:6379/0", "rediss://" or "unix://"; several for one primary that moves among them, or for one
@@ -95,7 +95,7 @@ class RedisAdapter(Adapter):
         self.attempts_max = attempts_max
         self.age_max = age_max
         self._pools = _pools(urls, connect or {})
-        self._streams = Places("stream", stream)
+        self._places = Places("stream", stream)
         self._key_field = key_field
         self._trimming: Arguments = () if maxlen is None else ("MAXLEN", "~", maxlen)
         self._replicas = replicas
@@ -107,15 +107,9 @@ class RedisAdapter(Adapter):
     def __repr__(self) -> str:
         return f"RedisAdapter(replicas={self._replicas!r})"
 
-    def serves(self, operation: str) -> bool:
-        return self._streams.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._streams.nearest(operation)
-
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            stream = self._streams.of(delivery)
+            stream = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
         fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}

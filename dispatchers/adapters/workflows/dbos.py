@@ -21,10 +21,9 @@ from dbos import DBOSClient, EnqueueOptions, WorkflowSerializationFormat
 from dbos import error as dbos_error
 from sqlalchemy import exc
 
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import (
     Absent,
-    Adapter,
     CannotTell,
     Deferred,
     Delivered,
@@ -64,7 +63,7 @@ class Start:
     latest: float
 
 
-class DbosAdapter(Adapter):
+class DbosAdapter(PlacesAdapter):
     """Enqueues workflows. An app of yours runs them: DBOS's tables must exist, and a worker must listen to the queue.
 
     database: the URL of DBOS's system database on PostgreSQL, or an `Engine`, which the adapter does not dispose of.
@@ -101,7 +100,7 @@ class DbosAdapter(Adapter):
         self.age_max = age_max
         self._queue = queue
         self._application = application
-        self._workflows = Places("workflow", workflow)
+        self._places = Places("workflow", workflow)
         self._own_engine = not isinstance(database, sa.Engine)
         self._engine = _engine(database, timeout, connections_max)
         self._client = DBOSClient(
@@ -114,12 +113,6 @@ class DbosAdapter(Adapter):
 
     def __repr__(self) -> str:
         return f"DbosAdapter(queue={self._queue!r}, window={self.window!r})"
-
-    def serves(self, operation: str) -> bool:
-        return self._workflows.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._workflows.nearest(operation)
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
@@ -146,7 +139,7 @@ class DbosAdapter(Adapter):
             self._engine.dispose()
 
     def _start(self, delivery: Delivery) -> Start:
-        workflow = self._workflows.of(delivery)
+        workflow = self._places.of(delivery)
         try:
             payload = delivery.payload
         except (ValueError, RecursionError):

@@ -19,13 +19,12 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
 from dispatchers.adapters.credentials import credentials_of
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import HEADER_VALUE, NEVER_SENT, Answer, Transport
 from dispatchers.delivery import (
     Absent,
-    Adapter,
     CannotTell,
     Deferred,
     Delivered,
@@ -55,7 +54,7 @@ class Target(NamedTuple):
     key_header: Mapping[str, str]
 
 
-class RestateAdapter(Adapter):
+class RestateAdapter(PlacesAdapter):
     """Starts handlers of services, virtual objects and workflows. It needs `httpx`.
 
     ingress: the URL of Restate's ingress.
@@ -89,7 +88,7 @@ class RestateAdapter(Adapter):
         if not isinstance(window, timedelta) or window <= timedelta(0):
             raise ConfigurationError(f"window={window!r} must be a positive timedelta: Restate forgets what has ended")
         self._headers = _checked_headers(headers or {})
-        self._targets = Places("target", target)
+        self._places = Places("target", target)
         for each in [target] if isinstance(target, str) else target.values():
             if OPERATION not in each:
                 _path(each, ConfigurationError)
@@ -108,12 +107,6 @@ class RestateAdapter(Adapter):
 
     def __repr__(self) -> str:
         return f"RestateAdapter(window={self.window!r})"
-
-    def serves(self, operation: str) -> bool:
-        return self._targets.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._targets.nearest(operation)
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
@@ -151,7 +144,7 @@ class RestateAdapter(Adapter):
         await self._transport.aclose()
 
     def _target(self, delivery: Delivery) -> Target:
-        names = _path(self._targets.of(delivery), Unsendable)
+        names = _path(self._places.of(delivery), Unsendable)
         path = "/".join(quote(delivery.key if name == KEY else name, safe="") for name in names)
         if KEY in names:
             workflow = path.rpartition("/")[0]

@@ -25,7 +25,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 
 from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
-from dispatchers.adapters.brokers.places import OPERATION, Places, Unsendable
+from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.workflows.temporal_answers import (
     LOST,
     finding_of,
@@ -33,7 +33,7 @@ from dispatchers.adapters.workflows.temporal_answers import (
     outcome_of_error,
     started,
 )
-from dispatchers.delivery import Absent, Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
+from dispatchers.delivery import Absent, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
 IDENTITY: Final = "sqlalchemy-outbox"
@@ -42,7 +42,7 @@ UNREADABLE: Final = frozenset({RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UN
 FAILURES: Final = (RPCError, RuntimeError, OSError)  # RuntimeError: the SDK cannot connect; OSError: a TimeoutError too
 
 
-class TemporalAdapter(Adapter):
+class TemporalAdapter(PlacesAdapter):
     """Starts workflows. A worker of yours runs them. It needs `temporalio`.
 
     server: "host:port" of Temporal's frontend. namespace: of all workflows.
@@ -83,19 +83,13 @@ class TemporalAdapter(Adapter):
         self._server = server
         self._namespace = namespace
         self._queue = TaskQueue(name=task_queue)
-        self._workflows = Places("workflow", workflow)
+        self._places = Places("workflow", workflow)
         self._api_key = api_key
         self._tls = tls
         self._connection = OneConnection(self._open)
 
     def __repr__(self) -> str:
         return f"TemporalAdapter(namespace={self._namespace!r}, window={self._window!r})"
-
-    def serves(self, operation: str) -> bool:
-        return self._workflows.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._workflows.nearest(operation)
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
@@ -120,7 +114,7 @@ class TemporalAdapter(Adapter):
         execution = WorkflowExecution(workflow_id=delivery.key)
         request = DescribeWorkflowExecutionRequest(namespace=self._namespace, execution=execution)
         try:
-            workflow = self._workflows.of(delivery)
+            workflow = self._places.of(delivery)
             connection = await self._ready(delivery)
             async with connection:
                 answer = await connection.service.describe_workflow_execution(request, timeout=_left(delivery))
@@ -148,7 +142,7 @@ class TemporalAdapter(Adapter):
         return StartWorkflowExecutionRequest(
             namespace=self._namespace,
             workflow_id=delivery.key,
-            workflow_type=WorkflowType(name=self._workflows.of(delivery)),
+            workflow_type=WorkflowType(name=self._places.of(delivery)),
             task_queue=self._queue,
             input=Payloads(payloads=[argument]),
             identity=IDENTITY,

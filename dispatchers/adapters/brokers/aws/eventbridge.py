@@ -19,7 +19,7 @@ from typing import Any, Final
 from dispatchers.adapters.brokers.aws.answers import outcome_of_failure, remembered
 from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, AwsPublisher, Item
-from dispatchers.adapters.brokers.places import Places, Unsendable
+from dispatchers.adapters.places import Places, Unsendable
 from dispatchers.delivery import Delivered, Delivery, Outcome, Unknown
 from outbox.errors import ConfigurationError
 

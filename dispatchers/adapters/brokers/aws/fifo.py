@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from dispatchers.adapters.brokers.aws.answers import outcome_of_failure, remembered
 from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.publisher import WINDOW, AwsPublisher, Item, attributes_of, group_of, size_of
-from dispatchers.adapters.brokers.places import Places, Unsendable
+from dispatchers.adapters.places import Places, Unsendable
 from dispatchers.delivery import Delivered, Delivery, KeyFormat, Outcome, Unknown
 from outbox.errors import ConfigurationError
 

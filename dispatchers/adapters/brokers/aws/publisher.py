@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 from dispatchers.adapters.brokers.aws.answers import outcome_of_error
 from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.batch import Batches, BatchLimits
-from dispatchers.adapters.brokers.places import Places, Unsendable
-from dispatchers.delivery import Adapter, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import Places, PlacesAdapter, Unsendable
+from dispatchers.delivery import Delivery, Outcome, Rejected
 
 ID_CHARS_MAX: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
 WINDOW: Final = timedelta(minutes=5)  # "deduplication interval" in the developer guides of SQS, SNS and EventBridge
@@ -25,7 +25,7 @@ class Item(NamedTuple):
     deadline: float
 
 
-class AwsPublisher(Adapter):
+class AwsPublisher(PlacesAdapter):
     """An adapter for one service of AWS.
 
     operation: the client's method. items_max, bytes_max: of one request.
@@ -39,12 +39,6 @@ class AwsPublisher(Adapter):
         self._client = client
         self._places = places
         self._batches: dict[str, Batches[Item, Outcome]] = {}
-
-    def serves(self, operation: str) -> bool:
-        return self._places.serves(operation)
-
-    def nearest(self, operation: str) -> str | None:
-        return self._places.nearest(operation)
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:

@@ -1,8 +1,8 @@
-"""Where an operation's messages go at a broker: a subject, topic, queue or routing key. Pure."""
+"""Where an operation's entries go: a subject, topic, queue or routing key of a broker, or a workflow. No I/O."""
 
 from collections.abc import Mapping
 
-from dispatchers.delivery import Delivery
+from dispatchers.delivery import Adapter, Delivery
 from dispatchers.names import nearest
 from outbox.errors import ConfigurationError
 
@@ -57,3 +57,15 @@ class Places:
         if not isinstance(chosen, str) or not chosen:
             raise Unsendable(f"the option {self._setting!r} must be a text that is not empty")
         return chosen
+
+
+class PlacesAdapter(Adapter):
+    """Serves the operations that have a place."""
+
+    _places: Places
+
+    def serves(self, operation: str) -> bool:
+        return self._places.serves(operation)
+
+    def nearest(self, operation: str) -> str | None:
+        return self._places.nearest(operation)
