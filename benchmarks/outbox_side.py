@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session
 import outbox
 from dispatchers import Delivered, Delivery, Dispatcher, Operations, Outcome
 from dispatchers.adapters import NatsAdapter
-from dispatchers.daemon import tuned_interpreter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
+from dispatchers.process.daemon import tuned_interpreter
 from dispatchers.settings import KEEP
 from outbox import migrations
 from outbox.sql.deployment import record_secrets

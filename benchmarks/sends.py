@@ -17,7 +17,7 @@ from benchmarks import senders
 from benchmarks.answering_server import raise_file_limit
 from benchmarks.harness import Series, Server, interleave
 from benchmarks.senders import Sender
-from dispatchers.daemon import tuned_interpreter
+from dispatchers.process.daemon import tuned_interpreter
 from outbox import migrations
 
 PART = "sends"

@@ -7,9 +7,9 @@
 
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
-If you write an adapter, read `delivery.py`. The main modules are `dispatcher.py` and `pipeline/claim_loops.py`; `decide.py`
-decides the state transitions of an entry. Each name is imported at its first use, because `outbox --help` must not wait for
-SQLAlchemy.
+If you write an adapter, read `delivery.py`. The main modules are `process/dispatcher.py` and
+`pipeline/claim_loops.py`; `decide.py` decides the state transitions of an entry. Each name is imported at its first use,
+because `outbox --help` must not wait for SQLAlchemy.
 """
 
 from importlib import import_module
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
         Rejected,
         Unknown,
     )
-    from dispatchers.dispatcher import Dispatcher
-    from dispatchers.fleet.fleet import Fleet
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
+    from dispatchers.process.dispatcher import Dispatcher
+    from dispatchers.process.fleet import Fleet
     from dispatchers.time_limits import FOREVER
 
 __all__ = [
@@ -70,9 +70,9 @@ __all__ = [
 _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Breaker": "flow_control.state",
     "Completed": "callbacks",
-    "Dispatcher": "dispatcher",
+    "Dispatcher": "process.dispatcher",
     "FOREVER": "time_limits",
-    "Fleet": "fleet.fleet",
+    "Fleet": "process.fleet",
     "Limits": "flow_control.state",
     "Operations": "operations",
     "SettledEntry": "callbacks",

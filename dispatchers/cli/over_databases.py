@@ -64,7 +64,7 @@ def are_all_meant(context: click.Context, databases: str | None, database: str |
 
 
 def _run_over(context: click.Context, path: str, work: Callable[[str], Any]) -> None:
-    from dispatchers.fleet.databases_file import read_databases
+    from dispatchers.process.databases_file import read_databases
 
     databases = read_databases(path)
     answers = asyncio.run(_ask_all(context, databases, work))

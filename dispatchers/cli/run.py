@@ -14,8 +14,8 @@ from dispatchers.cli.exit_codes import JSON, REFUSED
 from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:
-    from dispatchers.dispatcher import Dispatcher
-    from dispatchers.fleet.fleet import Fleet
+    from dispatchers.process.dispatcher import Dispatcher
+    from dispatchers.process.fleet import Fleet
 
 SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
 """Loggers that show headers, bodies or URLs at DEBUG or INFO. The app's own code may set them otherwise."""
@@ -58,7 +58,7 @@ def run(factory: str, log_level: str, http: str | None, databases: str | None) -
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
-    from dispatchers.fleet.fleet import Fleet
+    from dispatchers.process.fleet import Fleet
 
     made = make(factory)
     if not isinstance(made, Fleet):
@@ -127,7 +127,7 @@ class JsonLines(logging.Formatter):
 
 def make_dispatcher(reference: str) -> "Dispatcher":
     """What the function that `reference` names returns; it must be a dispatcher."""
-    from dispatchers.dispatcher import Dispatcher
+    from dispatchers.process.dispatcher import Dispatcher
 
     made: Dispatcher = _made(reference, Dispatcher)
     return made
@@ -135,8 +135,8 @@ def make_dispatcher(reference: str) -> "Dispatcher":
 
 def make(reference: str) -> "Dispatcher | Fleet":
     """What the function that `reference` names returns; it must be a dispatcher or a fleet."""
-    from dispatchers.dispatcher import Dispatcher
-    from dispatchers.fleet.fleet import Fleet
+    from dispatchers.process.dispatcher import Dispatcher
+    from dispatchers.process.fleet import Fleet
 
     made: Dispatcher | Fleet = _made(reference, Dispatcher, Fleet)
     return made

@@ -137,7 +137,7 @@ def _of_all(
 ) -> "ASGIApp":
     from dispatchers.dashboard import FleetDashboard
     from dispatchers.dashboard.access import local_viewer
-    from dispatchers.fleet.databases_file import read_databases
+    from dispatchers.process.databases_file import read_databases
 
     return _guarded(
         FleetDashboard(read_databases(path), authenticate=authenticator or local_viewer, **settings), authenticator

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Table, and_, or_, select, update
 
-from dispatchers.dispatcher import Dispatcher
+from dispatchers.process.dispatcher import Dispatcher
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError

@@ -210,7 +210,7 @@ def make():
 
 COMPLETING = """
 from support.entries import FileService, die_at
-from dispatchers.dispatcher import Simulation
+from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 

@@ -40,8 +40,8 @@ from support.python_processes import new_process
 import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
 from dispatchers.maintenance.jobs import report_gauges
+from dispatchers.process.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from outbox.times import NEVER

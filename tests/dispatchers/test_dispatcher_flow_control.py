@@ -35,8 +35,8 @@ from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, O
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callback
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
-from dispatchers.dispatcher import Simulation
 from dispatchers.flow_control.state import FlowStates
+from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange, Survey
@@ -464,7 +464,7 @@ NAMES = {"uuid1", "uuid4", "now", "utcnow", "today", "urandom", "getrandom"}
 PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
-    "dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
+    "process/dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
     "admin/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/proposals.py": {"propose"},  # its id is chance; its time is the database's
     "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's
@@ -500,7 +500,7 @@ def _reads(node: ast.AST) -> bool:
 
 def test_nothing_below_the_daemon_reads_a_clock_or_chance_by_itself() -> None:
     for_people = {path for folder in ("cli", "dashboard", "testing") for path in PACKAGE.glob(f"{folder}/**/*.py")}
-    paths = {*PACKAGE.rglob("*.py")} - for_people - {PACKAGE / "daemon.py"}
+    paths = {*PACKAGE.rglob("*.py")} - for_people - {PACKAGE / "process" / "daemon.py"}
     named = {path.relative_to(PACKAGE).as_posix(): path for path in paths}
 
     found = {name: readings(path) - ALLOWED.get(name, set()) for name, path in named.items()}

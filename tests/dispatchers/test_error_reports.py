@@ -14,8 +14,8 @@ from support.entries import age, claim_one, dispatcher, put, put_one, run_once, 
 import outbox
 from dispatchers import Delivery, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.daemon import _patiently
 from dispatchers.pipeline.routing import Routes
+from dispatchers.process.daemon import _patiently
 from dispatchers.store.database import DatabaseStore
 from dispatchers.telemetry.errors import ErrorReport, ErrorReports
 from outbox.errors import ConfigurationError

@@ -34,7 +34,7 @@ from dispatchers import (
 )
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
-from dispatchers.fleet.databases_file import read_databases
+from dispatchers.process.databases_file import read_databases
 from dispatchers.telemetry import prometheus
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
@@ -326,7 +326,7 @@ def test_a_database_that_comes_back_is_served_again(databases: list[Database], o
 def test_a_database_that_is_refused_is_tried_again(
     databases: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.fleet.fleet.AGAIN_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("dispatchers.process.fleet.AGAIN_SECONDS", (0.05, 0.05))
     service = MemoryAdapter()
     for each in databases:
         put(each, ob)

@@ -15,18 +15,18 @@ from support.entries import change, claim, daemon, dispatcher, put, put_one, quo
 from support.retention import A_MOMENT, KEEP, elapse, kept, maintenance, settle_all, shift
 
 import outbox
-from dispatchers import daemon as daemon_module
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import Maintenance, report_lag, retain
 from dispatchers.maintenance.retention import Retention
+from dispatchers.process import daemon as daemon_module
 from dispatchers.store.database import DatabaseStore
 from outbox.times import NEVER
 
 OFTEN = """
-import dispatchers.daemon
+import dispatchers.process.daemon
 
-dispatchers.daemon.RETENTION_SECONDS = 0.1
-dispatchers.daemon.RETENTION_JITTER_SECONDS = None
+dispatchers.process.daemon.RETENTION_SECONDS = 0.1
+dispatchers.process.daemon.RETENTION_JITTER_SECONDS = None
 
 def make():
     return Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter()}, keep=timedelta(days=40))
@@ -52,7 +52,7 @@ class Drained(dispatchers.maintenance.jobs.Maintenance):
             await self.stopping.wait()
         return batch
 
-dispatchers.daemon.Maintenance = Drained
+dispatchers.process.daemon.Maintenance = Drained
 """
 
 

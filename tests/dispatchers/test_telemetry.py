@@ -343,7 +343,7 @@ def test_opentelemetry_has_the_bounds_of_prometheus(meter: Meter, reader: InMemo
 
 def test_the_dispatcher_loads_neither_library_and_names_the_extra() -> None:
     program = """
-import sys, dispatchers.dispatcher
+import sys, dispatchers.process.dispatcher
 print(*{"prometheus_client", "opentelemetry"} & set(sys.modules))
 for extra, package in ("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry.metrics"):
     sys.modules[package] = None

@@ -21,7 +21,7 @@ import outbox
 
 CHAIN = """
 from support.entries import FileService, die_at
-from dispatchers.dispatcher import Simulation
+from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 

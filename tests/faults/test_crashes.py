@@ -56,7 +56,7 @@ def make():
 """
 
 TO_FILES = """
-from dispatchers.dispatcher import Simulation
+from dispatchers.process.dispatcher import Simulation
 from support.entries import FileService, ShortLivedClaims
 
 def make():

@@ -8,10 +8,10 @@ import pytest
 import dispatchers
 import dispatchers.callbacks
 import dispatchers.delivery
-import dispatchers.dispatcher
-import dispatchers.fleet.fleet
 import dispatchers.flow_control.state
 import dispatchers.operations
+import dispatchers.process.dispatcher
+import dispatchers.process.fleet
 import dispatchers.time_limits
 
 
@@ -21,15 +21,15 @@ def test_importing_the_package_loads_neither_sqlalchemy_nor_the_outbox() -> None
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
     assert "dispatchers" in loaded
-    assert not {"sqlalchemy", "outbox", "dispatchers.dispatcher"} & set(loaded)
+    assert not {"sqlalchemy", "outbox", "dispatchers.process.dispatcher"} & set(loaded)
 
 
 def test_every_public_name_is_that_of_its_module() -> None:
     homes = (
         dispatchers.callbacks,
         dispatchers.delivery,
-        dispatchers.dispatcher,
-        dispatchers.fleet.fleet,
+        dispatchers.process.dispatcher,
+        dispatchers.process.fleet,
         dispatchers.operations,
         dispatchers.flow_control.state,
         dispatchers.time_limits,

@@ -328,7 +328,7 @@ def test_in_the_ordinary_layout_there_is_nothing_to_keep(
 
 
 def test_the_schedule_of_a_dispatcher_keeps_bodies(by_day: Database, ob: outbox.Outbox) -> None:
-    from dispatchers.daemon import _schedule
+    from dispatchers.process.daemon import _schedule
 
     working = dispatcher(by_day, ob, adapters={"crm": MemoryAdapter()})
 

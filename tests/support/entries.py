@@ -20,9 +20,9 @@ import sqlalchemy as sa
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.dispatcher import Simulation
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import as_record, on_record
+from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange

@@ -20,7 +20,7 @@ from support.python_processes import run_python
 
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.dispatcher import Simulation
+from dispatchers.process.dispatcher import Simulation
 
 PARTS = 4  # of the seeds, so that several processes share them
 SEEDS_READ = 100  # the first, whose logs another test reads

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
-from dispatchers.dispatcher import Simulation
+from dispatchers.process.dispatcher import Simulation
 from dispatchers.time_limits import FOREVER
 from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App

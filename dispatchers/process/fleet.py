@@ -13,14 +13,14 @@ from typing import Any, Unpack
 from sqlalchemy import URL
 
 from dispatchers.delivery import Adapter
-from dispatchers.dispatcher import Dispatcher, steady_clock
-from dispatchers.fleet.databases_file import checked_databases, read_databases
-from dispatchers.fleet.shared_parts import Share, Surveys
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.operations import Operations
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
+from dispatchers.pipeline.shared_parts import Share, Surveys
 from dispatchers.pipeline.wakeup import first_set
+from dispatchers.process.databases_file import checked_databases, read_databases
+from dispatchers.process.dispatcher import Dispatcher, steady_clock
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
@@ -120,7 +120,7 @@ class Fleet:
             Prometheus's observers.
         """
         try:
-            from dispatchers import daemon  # loads apscheduler
+            from dispatchers.process import daemon  # loads apscheduler
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "apscheduler":
                 raise
@@ -265,7 +265,7 @@ class _Served:
         self.stopping.set()
 
     async def _serve(self) -> None:
-        from dispatchers import daemon
+        from dispatchers.process import daemon
 
         work_on_database(self._name)
         share = self._fleet.share_of(self._name)

@@ -283,7 +283,7 @@ class Dispatcher:
             `prometheus`. A dispatcher without an observer gets that of Prometheus.
         """
         try:
-            from dispatchers import daemon  # loads apscheduler, which a single `run_once()` can do without
+            from dispatchers.process import daemon  # loads apscheduler, which a single `run_once()` can do without
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "apscheduler":
                 raise

@@ -1,1 +1,0 @@
-"""One process for several databases: their file, their dispatchers, and the limits that they share."""
