@@ -38,7 +38,7 @@ _PHRASES = {
     "no pg_hba.conf entry": _CAUSES["28000"],
     **dict.fromkeys(("starting up", "shutting down"), _CAUSES["57P03"]),
     "not currently accepting connections": "the database accepts no connections",
-    **dict.fromkeys(("too many clients", "remaining connection slots"), _CAUSES["53300"]),
+    **dict.fromkeys(("too many clients", "too many connections", "remaining connection slots"), _CAUSES["53300"]),
     "refused": _REFUSED,
     **dict.fromkeys(("translate host name", "resolve host", "name or service not known"), _UNRESOLVED),
     **dict.fromkeys(("name resolution", "nodename nor servname"), _UNRESOLVED),

@@ -102,6 +102,7 @@ def internal(text: str) -> Exception:
     [
         (closed_because(of_server("57P01")), "the server ended the connection, or is shutting down (Exception 57P01)"),
         (closed_because(None, of_server("57P01")), "the connection was closed (ConnectionResetError)"),
+        (Exception('FATAL: too many connections for role "app"'), "the server has too many connections (Exception)"),
         (internal("protocol is in the failed state"), "InternalClientError from BufferError"),
         (
             internal("while performing authentication"),
