@@ -131,7 +131,10 @@ class Sender:
         """Wait for the sends in flight, and cancel them after `grace`."""
         if self._under_way:
             self._all_back = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._all_back], timeout=grace.total_seconds())
+            back, _ = await asyncio.wait([self._all_back], timeout=grace.total_seconds())
+            if not back:
+                text = "grace period over: %d sends in flight cancelled; their entries are in doubt until their leases expire"
+                log.warning(text, self._under_way)
         await self.abandon()
 
     async def abandon(self) -> None:

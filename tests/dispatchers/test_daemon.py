@@ -149,6 +149,7 @@ def test_what_does_not_finish_within_the_grace_is_left_to_its_lease(
         process.wait(seconds=60)
 
     assert states(postgresql) == {"sending": 2, "pending": 3}
+    assert "grace period over: 2 sends in flight cancelled; " in process.output
 
 
 def test_an_idle_one_stops_at_a_signal(postgresql: Database, tmp_path: Path) -> None:
