@@ -10,6 +10,7 @@ from sqlalchemy import URL
 from outbox.errors import ConfigurationError
 from outbox.sql.engines import url_of
 
+PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket")  # parameters that name the database
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -19,7 +20,7 @@ def read_databases(path: str | os.PathLike[str]) -> dict[str, URL]:
     Raises `ConfigurationError`, which names the line and shows no URL, and for a file that cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"the databases file {str(path)!r} cannot be read: {reason}") from error
@@ -63,4 +64,4 @@ def add_database(databases: dict[str, URL], name: str, given: str | URL) -> None
 
 
 def _place(url: URL) -> object:
-    return url.get_backend_name(), url.host, url.port, url.database, url.query.get("host"), url.query.get("port")
+    return url.get_backend_name(), url.host, url.port, url.database, *(url.query.get(name) for name in PLACES)
