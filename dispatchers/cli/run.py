@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import signal
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ def run(factory: str, log_level: str, http: str | None, databases: str | None) -
         raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")
     if http is not None and importlib.util.find_spec("prometheus_client") is None:
         raise click.ClickException("prometheus_client is not installed: pip install 'sqlalchemy-outbox[prometheus]'")
+    if databases is not None and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the fleet listens to it
     begin_log(log_level)
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:

@@ -19,4 +19,5 @@ def read_levels(
         unsettled=len(collector.outcomes),
         throttled=flow.throttled,
         suspended=guard.suspended is not None,
+        served=guard.is_current,
     )

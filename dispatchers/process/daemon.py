@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -217,6 +218,7 @@ class Signals:
         self.cut_short = False
         self._process = process
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # a signal comes while any task runs, and its log lines are not about that one
         self._working: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self._abandoning: set[asyncio.Task[None]] = set()
@@ -248,7 +250,7 @@ class Signals:
                 raise
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._stop, signal.Signals(number))
+        self._loop.call_soon_threadsafe(self._stop, signal.Signals(number), context=self._context)
 
     def _stop(self, number: signal.Signals) -> None:
         if self.stopping.is_set():

@@ -24,7 +24,7 @@ from dispatchers.process.dispatcher import Dispatcher, steady_clock
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
-from dispatchers.telemetry.events import Observers
+from dispatchers.telemetry.events import UNSERVED, Observers
 from dispatchers.telemetry.http_server import HttpServer, address_of
 from dispatchers.telemetry.log_ids import work_on_database
 from dispatchers.telemetry.tracing import Trace
@@ -129,6 +129,7 @@ class Fleet:
         async def work(stop: daemon.Stop) -> None:
             await self.pump(stop.stopping)
 
+        ignore_hangups()  # also after the drain
         daemon.run_process(self, work, None if http is None else self._http_server(http))
 
     def _http_server(self, http: str) -> HttpServer:
@@ -140,7 +141,10 @@ class Fleet:
         return server
 
     async def pump(self, stopping: asyncio.Event) -> None:
-        """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters."""
+        """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters.
+
+        Raises what a database raised that did not take the last outcomes, after the others have ended.
+        """
         if not self.databases:
             raise ConfigurationError(
                 "a fleet needs databases: Fleet('databases.conf', ...), or `outbox run --databases FILE`"
@@ -148,6 +152,8 @@ class Fleet:
         changed, hung_up = asyncio.Event(), asyncio.Event()
         try:
             with _hearing_hangups(hung_up):
+                if self._path is not None:
+                    self.use(self._path)  # `run` ignores the signal until here
                 while not stopping.is_set():
                     changed.clear()
                     self._serve_what_is_named(changed)
@@ -155,24 +161,34 @@ class Fleet:
                     if hung_up.is_set():
                         hung_up.clear()
                         self.reread()
-                for served in self._served.values():
-                    served.leave()
-                await asyncio.gather(*(served.task for served in self._served.values()))
+                await self._leave_all()
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     for close in self._closing:
                         await close()
 
+    async def _leave_all(self) -> None:
+        for served in self._served.values():
+            served.leave()
+        await asyncio.gather(*(served.task for served in self._served.values()))
+        for served in self._served.values():
+            if served.failure is not None:
+                raise served.failure
+
     def reread(self) -> None:
-        """Read the file again. If it is wrong, this is logged, and nothing changes."""
+        """Read the file again, and try refused databases at once. If the file is wrong, this is logged, and nothing changes."""
+        for served in self._served.values():
+            served.again.set()
         if self._path is None:
-            log.warning("SIGHUP: the databases were not given in a file, so nothing changes")
+            log.warning("SIGHUP: the databases were not given in a file, so they stay the same")
             return
         try:
             self.databases = read_databases(self._path)
         except ConfigurationError as error:
             log.error("SIGHUP: %s; the fleet continues with the %d databases that it has", error, len(self.databases))
+        else:
+            log.info("SIGHUP: %s names %d databases", self._path, len(self.databases))
 
     async def abandon(self) -> None:
         """Stop sending at once. The sends in flight are then in doubt until their leases have expired."""
@@ -185,7 +201,7 @@ class Fleet:
         self._served = {name: served for name, served in self._served.items() if not served.task.done()}
         for name, served in self._served.items():
             if self.databases.get(name) != served.url and not served.leaving.is_set():
-                log.info("database %r is not named any more: draining", name)
+                log.info("database %r has %s: draining", name, "moved" if name in self.databases else "left the file")
                 served.leave()
         for name, url in self.databases.items():
             if name not in self._served:
@@ -214,10 +230,18 @@ class Fleet:
         observer = None if self._observe is None else self._observe.of(share.database)
         return Member(share, url, observe=observer, **self._given, **settings)
 
-    def left(self, database: str) -> None:
-        """Note that a database is not served any more."""
+    def show_unserved(self, database: str) -> None:
+        """Report that a database is named and not served."""
+        self.left(database)
         if self._observe is not None:
-            self._observe.forget(database)
+            with _sending_unaffected():
+                self._observe.of(database)(UNSERVED)
+
+    def left(self, database: str) -> None:
+        """Report nothing of a database any more."""
+        if self._observe is not None:
+            with _sending_unaffected():
+                self._observe.forget(database)
 
 
 class Member(Dispatcher):
@@ -225,6 +249,7 @@ class Member(Dispatcher):
 
     def __init__(self, share: Share, target: Any, **given: Any) -> None:
         self._share = share
+        self._is_closed = False
         super().__init__(target, **given)
 
     def _parts(self) -> Parts:
@@ -234,19 +259,23 @@ class Member(Dispatcher):
         self._loops.wake()
 
     async def close(self) -> None:
-        await self.store.close()
+        if not self._is_closed:
+            self._is_closed = True
+            await self.store.close()
 
 
 class _Served:
     """Serves one database with one dispatcher after another, until `leave`: one that is refused is replaced.
 
-    leaving: set when the database is not to be served any more. stopping: set when the present dispatcher must drain.
+    leaving: set to serve the database no longer. stopping: set when the present dispatcher must drain.
+    again: set to try a refused database at once. failure: why the last outcomes were not stored.
     """
 
     def __init__(self, fleet: Fleet, name: str, url: URL) -> None:
         self.url = url
-        self.leaving, self.stopping = asyncio.Event(), asyncio.Event()
+        self.leaving, self.stopping, self.again = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.member: Member | None = None
+        self.failure: Exception | None = None
         self._fleet = fleet
         self._name = name
         self._reason: str | None = None
@@ -269,29 +298,56 @@ class _Served:
 
         work_on_database(self._name)
         share = self._fleet.share_of(self._name)
-        seconds, most = AGAIN_SECONDS
+        clock, tries = asyncio.get_running_loop().time, 0
+        first, most = AGAIN_SECONDS
         while not self.leaving.is_set():
-            self.stopping = asyncio.Event()
+            self.stopping, began = asyncio.Event(), clock()
+            self.again.clear()
             try:
+                self._fleet.show_unserved(self._name)
                 self.member = self._fleet.member(self.url, share)
                 await daemon.work_on(self.member, self)
             except Exception as error:  # a wrong password, missing tables, another env: the others continue
-                self._reason = cause_of(error)
-                log.error("not served: %s; trying again after %g s", self._reason, seconds)
-                await self._close()
+                tries = 0 if clock() - began > most else tries
+                self._report(error, min(first * 2 ** min(tries, 10), most))
             finally:
+                await self._close()
                 share.leave()
                 self.member = None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.leaving.wait(), seconds)
-            seconds = min(2 * seconds, most)
+            self._fleet.show_unserved(self._name)
+            await first_set(self.leaving, self.again, seconds=min(first * 2 ** min(tries, 10), most))
+            tries += 1
+        if self.failure is None and not self.cut_short:
+            log.info("drained")
         self._fleet.left(self._name)
+
+    def _report(self, error: Exception, seconds: float) -> None:
+        self._reason = cause_of(error)
+        if self.leaving.is_set():
+            self.failure = error
+            log.error("not drained: %s; entries in flight stay in doubt until their leases expire", self._reason)
+        else:
+            log.error("not served: %s; trying again after %g s", self._reason, seconds)
 
     async def _close(self) -> None:
         if self.member is not None:
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.member.close()
+
+
+@contextmanager
+def _sending_unaffected() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("observe= raised; sending is not affected")
+
+
+def ignore_hangups() -> None:
+    """SIGHUP would end a process that does not listen to it."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @contextmanager

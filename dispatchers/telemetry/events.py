@@ -53,6 +53,7 @@ class Levels:
     unsettled: outcomes that the database has not taken yet.
     throttled: why nothing is claimed for a destination: `paused`, `breaker` or `cooldown`.
     suspended: whether sending is suspended after a failover or a restore.
+    served: whether the database answers, and admits this dispatcher.
     """
 
     in_flight: Mapping[str, int]
@@ -62,6 +63,20 @@ class Levels:
     unsettled: int
     throttled: Mapping[str, str]
     suspended: bool
+    served: bool
+
+
+UNSERVED = Levels(
+    in_flight={},
+    claimed_ahead={},
+    permits={},
+    callbacks_waiting=0,
+    unsettled=0,
+    throttled={},
+    suspended=False,
+    served=False,
+)
+"""Of a database that a fleet names, and that is not served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

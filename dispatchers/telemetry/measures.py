@@ -203,6 +203,14 @@ GAUGES: Mapping[type, tuple[Gauge, ...]] = {
             (),
             _alone("suspended"),
         ),
+        Gauge(
+            "outbox_database_served",
+            "outbox.database.served",
+            "1",
+            "1 while the database is served; 0 while it does not answer, or is refused.",
+            (),
+            _alone("served"),
+        ),
     ),
     Backlog: (
         Gauge(

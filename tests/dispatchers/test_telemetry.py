@@ -32,6 +32,7 @@ LEVELS = Levels(
     unsettled=4,
     throttled={"mail": "breaker"},
     suspended=True,
+    served=True,
 )
 BACKLOG = Backlog(entries={("crm", "pending"): 7}, oldest_due_seconds={"crm": 12.5}, blocked_groups=1)
 ACTIVITY = Activity(
@@ -121,6 +122,7 @@ def test_prometheus_shows_the_last_levels_and_the_last_backlog(registry: prometh
     assert samples["outbox_callbacks_waiting", ()] == 3
     assert samples["outbox_unsettled", ()] == 4
     assert samples["outbox_sending_suspended", ()] == 1
+    assert samples["outbox_database_served", ()] == 1
     assert samples["outbox_entries", ("crm", "pending")] == 7
     assert samples["outbox_oldest_due_seconds", ("crm",)] == 12.5
     assert samples["outbox_blocked_groups", ()] == 1
@@ -171,6 +173,7 @@ def flood(observe: Any, names: int) -> None:
             unsettled=1,
             throttled=throttled,
             suspended=False,
+            served=True,
         )
     )
     waiting = {(f"crm:{n}", "pending"): 1 for n in each}

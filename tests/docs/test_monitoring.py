@@ -24,7 +24,7 @@ EXPRESSIONS = [(rule["alert"], rule["expr"]) for rule in RULES] + PANELS
 SELECTOR = re.compile(r"\b(outbox_\w+)(?:\{(.*?)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*?)"')
 GROUPING = re.compile(r"(?:by|on) \((.*?)\)")
-OF_THE_SCRAPE = {"instance", "job", "le"}
+OF_THE_SCRAPE = {"instance", "job", "le", "database"}  # the last one is that of a fleet
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 
 needs_promtool = pytest.mark.skipif(
@@ -48,6 +48,7 @@ def exported() -> dict[str, set[str]]:
             unsettled=1,
             throttled={"crm": "paused"},
             suspended=True,
+            served=True,
         )
     )
     observe(Backlog(entries={("crm", "pending"): 1}, oldest_due_seconds={"crm": 1.0}, blocked_groups=1))
