@@ -8,7 +8,8 @@ import click
 from dispatchers.admin.plain_values import instant, place_text
 from dispatchers.cli import options
 from dispatchers.cli.connections import reading
-from dispatchers.cli.output import answer, cell, is_screen, prose, table
+from dispatchers.cli.output import answer, cell, is_collecting, is_screen, prose, table
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +33,7 @@ ROWS_MAX = 1000
     help="Maximum number of decisions.",
 )
 @click.option("--after", type=options.Cursor(int), help="Cursor that the previous page printed.")
-@options.database_options
+@over_databases
 def audit(
     actor: str | None,
     action: str | None,
@@ -48,6 +49,8 @@ def audit(
     """
     from dispatchers.admin.audit import AuditFilter, read_audit
 
+    if after is not None and is_collecting():
+        raise click.UsageError("--after continues the list of one database: give --database")
     wanted = AuditFilter(actor=actor, action=action, target=about, since=since)
     with reading(target) as (connection, tables):
         page = read_audit(connection, tables, wanted, rows_max=limit, after=after)

@@ -12,6 +12,7 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
 from dispatchers.cli.filters import Given
 from dispatchers.cli.output import answer, can_ask, clean
+from dispatchers.cli.over_databases import decision_options
 from dispatchers.cli.proposals import configuration_of, propose
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ SENDS = "a running dispatcher will send it, once no earlier send can still be in
 @click.argument("id", required=False)
 @filters.filter_options
 @bulk_options
-@options.decision_options()
+@decision_options()
 def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
     """Make waiting entries due now.
 
@@ -55,7 +56,7 @@ def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | No
 @click.argument("id", required=False)
 @filters.filter_options
 @bulk_options
-@options.decision_options()
+@decision_options()
 def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
     """Cancel entries that have not been sent.
 
@@ -86,7 +87,7 @@ def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | N
 @click.option("--result", help="With --happened: the service's answer, as JSON.")
 @filters.filter_options
 @bulk_options
-@options.decision_options(reason_required=True)
+@decision_options(reason_required=True)
 def resolve(
     id: str | None,
     result: str | None,
@@ -160,7 +161,7 @@ def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
 @click.argument("id", required=False)
 @filters.filter_options
 @bulk_options
-@options.decision_options()
+@decision_options()
 def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
     """Release suspended entries or a blocked group.
 
@@ -203,7 +204,7 @@ def _release_group(ordering_key: str, actor: str, reason: str | None, target: op
 @click.argument("id", required=False)
 @filters.filter_options
 @bulk_options
-@options.decision_options()
+@decision_options()
 def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
     """Enqueue failed or cancelled entries once more.
 

@@ -5,7 +5,7 @@ import click
 from dispatchers.cli import options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.output import answer, clean
-from dispatchers.cli.over_databases import over_databases
+from dispatchers.cli.over_databases import decision_options, over_databases
 
 
 @click.command()
@@ -25,7 +25,7 @@ def destinations(target: options.Target) -> None:
 
 @click.command()
 @click.argument("destination")
-@options.decision_options()
+@decision_options(over_databases)
 def pause(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Stop sending to a destination.
 

@@ -1,6 +1,7 @@
 """`outbox status`, `list` and `show`: the commands that only read."""
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.filters import ENDED, Given
 from dispatchers.cli.output import answer, is_collecting
-from dispatchers.cli.over_databases import over_databases
+from dispatchers.cli.over_databases import decision_options, one_database, over_databases
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -25,6 +26,7 @@ ENTRIES_DEFAULT = 50
 ENTRIES_MAX = 1000
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
 ID_DIGITS_MIN = 8
+ID_DIGITS = 32
 
 
 # --- status
@@ -127,11 +129,15 @@ def _list_found(text: str, target: options.Target) -> None:
 
 
 def _answer_found(text: str, found: "Found") -> None:
+    _require_any(text, found)
+    answer(found, lambda: rendering.found(found))
+
+
+def _require_any(text: str, found: "Found") -> None:
     from dispatchers.admin.entries import no_entry
 
     if not found.entries and not found.requests:
         raise no_entry(text) if _is_id(text) else NothingFound(rendering.not_found(text, found))
-    answer(found, lambda: rendering.found(found))
 
 
 def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
@@ -151,7 +157,7 @@ def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
 @click.command()
 @click.argument("text", metavar="ID|TEXT")
 @click.option("--payload", is_flag=True, help="Show the payload too, not only its size; the audit log records it.")
-@options.decision_options()
+@decision_options(partial(one_database, found_by="text"))
 def show(text: str, payload: bool, actor: str, reason: str | None, target: options.Target) -> None:
     """Show one entry in full: fields, state and history.
 
@@ -180,13 +186,24 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
     answer(document, lambda: rendering.details(entry, content, with_payload=payload))
 
 
+def require_found(connection: "Connection", tables: "Tables", text: str) -> None:
+    """Raise unless `text` names something here, as for `show`."""
+    from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin import search
+
+    if not (_is_id(text) and admin_entries.find_ids(connection, tables, _digits(text))):
+        _require_any(text, search.find(connection, tables, text))
+
+
 def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
     """The one entry that `given` names. Raises EntryNotFound, and UsageError if it is malformed or ambiguous."""
     from dispatchers.admin import entries as admin_entries
 
     digits = _digits(given)
     if not _is_id(given):
-        raise click.UsageError(f"{given!r} is not an entry's id: give {ID_DIGITS_MIN} to 32 hexadecimal digits")
+        raise click.UsageError(
+            f"{given!r} is not an entry's id: give {ID_DIGITS_MIN} to {ID_DIGITS} hexadecimal digits"
+        )
     found = admin_entries.find_ids(connection, tables, digits)
     if not found:
         raise admin_entries.no_entry(given)
@@ -201,7 +218,12 @@ def _digits(given: str) -> str:
     return given.strip().replace("-", "").lower()
 
 
+def is_whole_id(given: str) -> bool:
+    """Whether it names one entry of all databases, and no beginning of an id."""
+    return _is_id(given) and len(_digits(given)) == ID_DIGITS
+
+
 def _is_id(given: str) -> bool:
     """Whether it may be an entry's id, or the beginning of one."""
     digits = _digits(given)
-    return ID_DIGITS_MIN <= len(digits) <= 32 and not digits.strip("0123456789abcdef")
+    return ID_DIGITS_MIN <= len(digits) <= ID_DIGITS and not digits.strip("0123456789abcdef")

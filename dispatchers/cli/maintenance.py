@@ -14,7 +14,8 @@ import click
 from dispatchers.admin.plain_values import plain
 from dispatchers.cli import exit_codes
 from dispatchers.cli.connections import deciding, runner
-from dispatchers.cli.options import Since, Target, database_options
+from dispatchers.cli.options import Since, Target
+from dispatchers.cli.over_databases import one_database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -76,7 +77,7 @@ class Window(Span):
     " request that is repeated after its entry was deleted causes a new effect.",
 )
 @click.option("--dry-run", is_flag=True, help="Only count the rows that would be deleted.")
-@database_options
+@one_database
 @click.pass_context
 def maintenance(
     ctx: click.Context, target: Target, windows: tuple[Any, ...], keep: timedelta | None, dry_run: bool

@@ -83,17 +83,6 @@ def target_options(command: Callable[..., Any], *, database_required: bool = Tru
     return command
 
 
-def decision_options(*, reason_required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--actor` and `--reason`, and the options of every command that uses a database."""
-    actor = click.option("--actor", callback=actor_name, help="Name of the operator; by default the system's user.")
-    reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        return actor(reason(database_options(command)))
-
-    return decorate
-
-
 def actor_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     from getpass import getuser
 

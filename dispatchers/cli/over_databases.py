@@ -1,8 +1,8 @@
-"""`--databases FILE`: a command that only reads, over all databases of a fleet."""
+"""`--databases FILE`: a command over all databases of a fleet, or over the one that has what it names."""
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 DATABASE_SECONDS = 20.0  # a database that has not answered by then is reported as an error
+FIND_SECONDS = 5.0  # the same for the search for the database of an entry
 
 
 class Answer(NamedTuple):
@@ -28,18 +29,60 @@ class Answer(NamedTuple):
     failure: Failure | None = None
 
 
-def over_databases(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--databases`, beside the options of `options.database_options`. With it the command runs once for each database."""
+def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Callable[..., Any]:
+    """Add `--databases`, beside the options of `options.database_options`. With it the command runs once for each database.
+
+    is_long: whether a database may take longer than `DATABASE_SECONDS`.
+    """
 
     @wraps(command)
     def with_each(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
         context = click.get_current_context()
-        if are_all_meant(context, databases, database):
-            _run_over(context, str(databases), lambda url: command(target=options.Target(url, schema, prefix), **rest))
+        url = url_of_one(context, databases, database)
+        if url is None:
+            work = lambda each: command(target=options.Target(each, schema, prefix), **rest)  # noqa: E731
+            _run_over(context, str(databases), work, None if is_long else DATABASE_SECONDS)
         else:
-            command(target=options.Target(str(database), schema, prefix), **rest)
+            command(target=options.Target(url, schema, prefix), **rest)
 
     return options.target_options(databases_option(with_each), database_required=False)
+
+
+def one_database(command: Callable[..., Any], *, found_by: str | None = None) -> Callable[..., Any]:
+    """Add `--databases`, as `over_databases`. With it the command runs in the database that `--database NAME` names.
+
+    found_by: the argument that names an entry. Without `--database` the command then runs where this entry is.
+    """
+
+    @wraps(command)
+    def with_one(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
+        context = click.get_current_context()
+        url = url_of_one(context, databases, database)
+        if url is None:
+            named = None if found_by is None else rest[found_by]
+            url = _url_of_holder(context, str(databases), named, options.Target("", schema, prefix))
+        command(target=options.Target(url, schema, prefix), **rest)
+
+    return options.target_options(databases_option(with_one), database_required=False)
+
+
+of_entry = partial(one_database, found_by="id")
+"""For a command whose argument ID is that of an entry."""
+
+
+def decision_options(
+    on: Callable[[Callable[..., Any]], Callable[..., Any]] = of_entry, *, reason_required: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--actor` and `--reason`, and the options of the database. on: which adds these."""
+    actor = click.option(
+        "--actor", callback=options.actor_name, help="Name of the operator; by default the system's user."
+    )
+    reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        return actor(reason(on(command)))
+
+    return decorate
 
 
 databases_option = click.option(
@@ -47,27 +90,82 @@ databases_option = click.option(
     metavar="FILE",
     envvar="OUTBOX_DATABASES",
     show_envvar=True,
-    help="All databases of a fleet: a file with lines `name = url`.",
+    help="Databases of a fleet: a file with lines `name = url`. With it, --database may be a name of the file.",
 )
 
 
-def are_all_meant(context: click.Context, databases: str | None, database: str | None) -> bool:
-    """Whether `--databases` counts, and not `--database`: one that was typed counts more than a variable."""
-    given = {name: context.get_parameter_source(name) for name in ("databases", "database")}
-    typed = [name for name, source in given.items() if source is click.core.ParameterSource.COMMANDLINE]
-    if len(typed) == 2:
-        raise click.UsageError("give either --database or --databases")
-    if databases is None and database is None:
-        (missing,) = (param for param in context.command.params if param.name == "database")
-        raise click.MissingParameter(ctx=context, param=missing)
-    return databases is not None and typed != ["database"]
+def url_of_one(context: click.Context, databases: str | None, database: str | None) -> str | None:
+    """The URL of the database that `--database` gives, or names in the file; None if only the file is given.
+
+    What was typed counts more than a variable, and the file's variable more than that of one database.
+    """
+    if databases is None:
+        if database is None:
+            (missing,) = (param for param in context.command.params if param.name == "database")
+            raise click.MissingParameter(ctx=context, param=missing)
+        return database
+    if database is None or not _is_typed(context, "database"):
+        return None
+    if "://" not in database:
+        return _url_of_name(databases, database)
+    if _is_typed(context, "databases"):
+        raise click.UsageError("with --databases, --database is a name of the file, and no URL")
+    return database
 
 
-def _run_over(context: click.Context, path: str, work: Callable[[str], Any]) -> None:
+def _is_typed(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+
+
+def _url_of_name(path: str, name: str) -> str:
     from dispatchers.process.databases_file import read_databases
 
     databases = read_databases(path)
-    answers = asyncio.run(_ask_all(context, databases, work))
+    if name not in databases:  # it is not shown: it may be a part of a URL
+        raise click.UsageError(f"--database is no name of {path}: it names {', '.join(databases)}")
+    return databases[name].render_as_string(hide_password=False)
+
+
+def _url_of_holder(context: click.Context, path: str, named: str | None, target: options.Target) -> str:
+    """The URL of the only database that has the entry. target: its tables."""
+    from dispatchers.cli.entries import is_whole_id
+    from dispatchers.process.databases_file import read_databases
+
+    databases = read_databases(path)
+    if named is None:
+        raise click.UsageError(f"give --database NAME, one of {', '.join(databases)}")
+    answers = asyncio.run(
+        _ask_all(context, databases, lambda url: _require_entry(named, target._replace(database=url)), FIND_SECONDS)
+    )
+    found = [each.name for each in answers if each.failure is None]
+    failures = [(each.name, each.failure) for each in answers if each.failure is not None]
+    silent = [f"{name}: {failure.message}" for name, failure in failures if failure.status != NOT_FOUND]
+    if len(found) > 1:
+        raise click.UsageError(f"{named!r} is in several databases: give --database NAME, one of {', '.join(found)}")
+    if found and (not silent or is_whole_id(named)):
+        return databases[found[0]].render_as_string(hide_password=False)
+    if found:  # what is not a whole id may name another entry there
+        raise click.ClickException(
+            f"{named!r} is in {found[0]}: give --database {found[0]}, because {'; '.join(silent)}"
+        )
+    if silent:
+        raise click.ClickException(f"{named!r} is in no database that answered; {'; '.join(silent)}")
+    raise NothingFound(f"in none of {len(answers)} databases: {failures[0][1].message}")
+
+
+def _require_entry(named: str, target: options.Target) -> None:
+    from dispatchers.cli.connections import reading
+    from dispatchers.cli.entries import require_found
+
+    with reading(target) as (connection, tables):
+        require_found(connection, tables, named)
+
+
+def _run_over(context: click.Context, path: str, work: Callable[[str], Any], seconds: float | None) -> None:
+    from dispatchers.process.databases_file import read_databases
+
+    databases = read_databases(path)
+    answers = asyncio.run(_ask_all(context, databases, work, seconds))
     found = [each for each in answers if each.failure is None or each.failure.status != NOT_FOUND]
     if not found:
         raise NothingFound(
@@ -80,18 +178,20 @@ def _run_over(context: click.Context, path: str, work: Callable[[str], Any]) -> 
         context.exit(REFUSED if any(each.failure for each in found) else max(statuses))
 
 
-async def _ask_all(context: click.Context, databases: "dict[str, URL]", work: Callable[[str], Any]) -> list[Answer]:
+async def _ask_all(
+    context: click.Context, databases: "dict[str, URL]", work: Callable[[str], Any], seconds: float | None
+) -> list[Answer]:
     """Ask all at once, each on a thread of its own: one that hangs delays the answer, and does not prevent it."""
     from dispatchers.threads import on_own_thread
 
     async def ask(name: str, url: "URL") -> Answer:
         shown = url.render_as_string(hide_password=False)
         try:
-            async with asyncio.timeout(DATABASE_SECONDS):
+            async with asyncio.timeout(seconds):
                 answer: Answer = await on_own_thread("outbox-database", _ask, context, name, lambda: work(shown))
                 return answer
         except TimeoutError:
-            text = f"the database has not answered for {DATABASE_SECONDS:g} s"
+            text = f"the database has not answered for {seconds:g} s"
             return Answer(name, [], failure=Failure(REFUSED, "database", text))
 
     return await asyncio.gather(*(ask(name, url) for name, url in databases.items()))

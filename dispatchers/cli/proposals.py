@@ -12,6 +12,7 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
 from dispatchers.cli.filters import ENDED, WAITING, Given, filter_of
 from dispatchers.cli.output import answer, cell, clean, prose, table
+from dispatchers.cli.over_databases import one_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +63,7 @@ def propose(id: str | None, given: Given, decision: "BulkDecision", target: opti
 @click.option("--withdraw", is_flag=True, help="Close the proposal without carrying it out.")
 @options.env_option
 @click.option("--actor", callback=options.actor_name, help="Name of the operator; by default the system's user.")
-@options.database_options
+@one_database
 def confirm(id: UUID | None, withdraw: bool, env: str | None, actor: str, target: options.Target) -> None:
     """Confirm a decision that another operator proposed.
 

@@ -7,7 +7,8 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding
-from dispatchers.cli.output import answer, clean
+from dispatchers.cli.output import answer, clean, is_collecting
+from dispatchers.cli.over_databases import decision_options, over_databases
 
 if TYPE_CHECKING:
     from dispatchers.admin.resume import Resumed
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     help="The env that the database belonged to until now. For a copy, or a renamed deployment: it then belongs to --env.",
 )
 @options.env_option
-@options.decision_options()
+@decision_options(over_databases)
 def resume(
     destination: str | None,
     after_restore: bool,
@@ -63,6 +64,8 @@ def resume(
             raise click.UsageError("--nothing-lost, --since and --adopt-from need --after-restore")
         _resume_destination(destination, actor, reason, target)
         return
+    if is_collecting():
+        raise click.UsageError("--after-restore is about one database: give --database")
     if reason is None:
         raise click.UsageError("Missing option '--reason'.")
     if nothing_lost and since is not None:

@@ -8,6 +8,7 @@ from dispatchers.cli import options
 from dispatchers.cli.connections import deciding
 from dispatchers.cli.entries import find
 from dispatchers.cli.output import answer
+from dispatchers.cli.over_databases import decision_options
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("id")
-@options.decision_options(reason_required=True)
+@decision_options(reason_required=True)
 def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     """Look an uncertain entry up at the service again.
 
@@ -38,7 +39,7 @@ def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     type=click.Choice(["same", "new"]),
     help="The same key while the service remembers it; a new one after that.",
 )
-@options.decision_options(reason_required=True)
+@decision_options(reason_required=True)
 def resend(id: str, key: 'Literal["same", "new"]', actor: str, reason: str, target: options.Target) -> None:
     """Send an uncertain entry again, if that is safe now.
 

@@ -1,6 +1,7 @@
 """`outbox verify`: check the stored history against the invariants."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from dispatchers.cli.connections import reading
 from dispatchers.cli.exit_codes import VIOLATED
 from dispatchers.cli.keys import ring_of
 from dispatchers.cli.output import answer, cell, prose, table
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.database_options
-@click.pass_context
-def verify(ctx: click.Context, target: options.Target) -> None:
+@partial(over_databases, is_long=True)
+def verify(target: options.Target) -> None:
     """Check the stored history against the invariants.
 
     Checks every stored row. For example: no entry is lost, no entry has ended twice, and no two entries share a key. If
@@ -38,7 +39,7 @@ def verify(ctx: click.Context, target: options.Target) -> None:
     counts = {"entries": found.entries, "without_secret": found.without_secret}
     answer({"is_clean": found.is_clean, **counts, "verdicts": found.verdicts}, lambda: _drawn(found))
     if not found.is_clean:
-        ctx.exit(VIOLATED)
+        click.get_current_context().exit(VIOLATED)
 
 
 def _drawn(found: "Verification") -> "Iterator[RenderableType]":

@@ -9,7 +9,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import existing
-from dispatchers.cli.over_databases import are_all_meant, databases_option
+from dispatchers.cli.over_databases import databases_option, url_of_one
 from dispatchers.cli.proposals import outbox_of
 from dispatchers.cli.references import load_function
 from dispatchers.cli.run import begin_log
@@ -92,14 +92,15 @@ def web(
         )
     if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
         raise click.UsageError(f"--root-path {root_path} must be a path such as /outbox, without a slash at its end")
-    every = databases if are_all_meant(click.get_current_context(), databases, database) else None
+    url = url_of_one(click.get_current_context(), databases, database)
+    every = databases if url is None else None
     if every is not None and read_database is not None:
         raise click.UsageError("--read-database is of one database: it is not possible with --databases")
     import uvicorn
 
     begin_log("info")
     authenticator = _authenticator(authenticate, users)
-    target = options.Target(every or str(database), schema, prefix)
+    target = options.Target(every or str(url), schema, prefix)
     shared = {"schema": schema, "prefix": prefix, "second_person": second_person, "outbox": outbox_of(env, target)}
     make = _of_one if every is None else _of_all
     app = make(target.database, read_database, authenticator, shared)

@@ -1,4 +1,4 @@
-"""`--databases FILE`: status, list, doctor and destinations over all databases of a fleet."""
+"""`--databases FILE`: commands over all databases of a fleet, and over the one that has an entry or is named."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, command, document, put_uncertain, refused, succeeded
-from support.database import Database
-from support.entries import put, put_one
+from support.database import TABLES, Database
+from support.entries import put, put_one, states
 from support.relays import relay
 
 import outbox
@@ -144,8 +144,21 @@ def test_one_database_can_be_asked_although_a_variable_names_all(shards: Shards,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("status", "--databases", "{path}", "--database", "sqlite://"), "give either --database or --databases"),
+        (
+            ("status", "--databases", "{path}", "--database", "sqlite://"),
+            "--database is a name of the file, and no URL",
+        ),
         (("status",), "Missing option '--database'"),
+        (
+            ("status", "--databases", "{path}", "--database", "north"),
+            "--database is no name of {path}: it names east, west",
+        ),
+        (("retry", "--databases", "{path}", "--operation", "crm"), "give --database NAME, one of east, west"),
+        (("confirm", "--databases", "{path}"), "give --database NAME, one of east, west"),
+        (
+            ("resume", "--databases", "{path}", "--after-restore", "--reason", "x"),
+            "--after-restore is about one database",
+        ),
         (("list", "--databases", "{path}", "--after", "2026-01-31T12:00:00Z,{id}"), "give --database"),
     ],
 )
@@ -155,7 +168,90 @@ def test_options_that_do_not_fit_are_refused(shards: Shards, arguments: tuple[st
     status, text = refused(*given)
 
     assert status == 2
-    assert says in " ".join(text.split())
+    assert says.format(path=shards[0]) in " ".join(text.split())
+
+
+# --- one database of the file
+
+
+def test_an_id_is_decided_about_in_whichever_database_it_is(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    put(east, ob, count=2)
+    id = put_one(west, ob, parent="invoice:42")
+
+    assert document("show", str(id), "--databases", path)["parent"] == "invoice:42"
+    assert document("show", "invoice:42", OUTBOX_DATABASES=path)["id"] == str(id)
+    assert document("show", "invoice:42", database=east, OUTBOX_DATABASES=path)["id"] == str(id)  # the file counts more
+    succeeded("cancel", str(id)[:8], "--reason", "a test", OUTBOX_DATABASES=path)
+
+    assert states(east) == {"pending": 2}
+    assert [row.action for row in west.rows(TABLES.audit)] == ["cancel"]
+    assert east.rows(TABLES.audit) == []
+
+
+def test_an_entry_that_is_in_no_database_that_answers_is_not_decided_about(
+    shards: Shards, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    path, east, west = shards
+    missing = "32221437-59bb-8148-b3b7-24c1fc9a0a9d"
+    assert refused("retry", missing, "--databases", path)[0] == 3
+    for each in (east, west):
+        put_one(each, ob, parent="invoice:42")
+    status, text = refused("show", "invoice:42", "--databases", path)
+    assert (status, "in several databases: give --database NAME, one of east, west" in " ".join(text.split())) == (
+        2,
+        True,
+    )
+
+    down = write(tmp_path, east=east.url.set(query={}, host="127.0.0.1", port=1), west=west.url)
+    status, text = refused("retry", missing, "--databases", str(down))
+    assert (status, "is in no database that answered; east: " in text) == (1, True)
+    id = str(west.entries[0].id)
+    status, text = refused("cancel", id[:8], "--databases", str(down))
+    assert (status, "is in west: give --database west, because east: " in text) == (1, True)
+    succeeded("cancel", id, "--databases", str(down))  # a whole id is in one database
+
+
+def test_a_name_of_the_file_selects_its_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    for each in (east, west):
+        put(each, ob)
+
+    selected = ("--databases", path, "--database", "west")
+    assert command("cancel", "--operation", "crm", "--reason", "x", "--yes", *selected).exit_code == 0
+    found = document("status", "--database", "west", OUTBOX_DATABASES=path)
+
+    assert states(east) == {"pending": 1}
+    assert len(west.rows(TABLES.audit)) == 1
+    assert [each["name"] for each in found["destinations"]] == ["crm"]
+
+
+def test_a_pause_and_its_end_are_recorded_in_every_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    for each in (east, west):
+        put(each, ob)
+
+    succeeded("pause", "crm", "--databases", path)
+    assert [row.paused for each in (east, west) for row in each.rows(TABLES.destination)] == [True, True]
+
+    succeeded("resume", "crm", "--databases", path)
+    assert [row.paused for each in (east, west) for row in each.rows(TABLES.destination)] == [False, False]
+    found = document("audit", "--databases", path)["databases"]
+    assert [[row["action"] for row in found[name]["decisions"]] for name in ("east", "west")] == [
+        ["resume", "pause"]
+    ] * 2
+
+
+def test_verify_checks_every_database(shards: Shards, ob: outbox.Outbox) -> None:
+    path, east, west = shards
+    put(east, ob)
+    put_one(west, ob)
+    west.execute(sa.update(TABLES.entry).values(operation="mail.send"))  # the queue has another
+
+    result = command("verify", "--databases", path, "--json", OUTBOX_SECRET=SECRET_TEXT)
+
+    found = json.loads(result.stdout)["databases"]
+    assert (result.exit_code, found["east"]["is_clean"], found["west"]["is_clean"]) == (6, True, False)
 
 
 def test_a_wrong_file_is_an_error(tmp_path: Path) -> None:
