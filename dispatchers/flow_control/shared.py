@@ -50,11 +50,12 @@ def fair_share(database: str, wanted: int, free: int, held: Mapping[str, int], w
 class Permits:
     """A number of permits for all databases. A permit is reserved for a claim, and then used by a send.
 
-    sending: the sends under way, by database.
+    sending: the sends under way, by database. sending_in_all: of all databases.
     """
 
     def __init__(self) -> None:
         self.sending: Counter[str] = Counter()
+        self.sending_in_all = 0
         self._reserved: deque[tuple[str, int, float]] = deque()
 
     @property
@@ -79,9 +80,11 @@ class Permits:
 
     def begin(self, database: str) -> None:
         self.sending[database] += 1
+        self.sending_in_all += 1
 
     def end(self, database: str) -> None:
         self.sending[database] -= 1
+        self.sending_in_all -= 1
         if not self.sending[database]:
             del self.sending[database]
 
@@ -113,6 +116,9 @@ class Destination:
 
     def waiting(self, database: str, now: float) -> list[str]:
         """The databases that want more, with `database`: first those whose last claim is the longest ago."""
+        if self.wanting.keys() <= {database}:
+            self.served.clear()
+            return [database]
         fresh = {each for each, since in self.wanting.items() if now - since < WANTING_SECONDS} | {database}
         if len(fresh) == 1:
             self.served.clear()
@@ -241,8 +247,8 @@ class SharedLimits:
         return fair_share(database, 1, free, known.permits.sending, known.waiting(database, now)) > 0
 
     def _free(self, known: Destination) -> int:
-        in_all = self._in_flight_max - self._all.sending.total()
-        return min(in_all, known.permits_max - known.permits.sending.total())
+        in_all = self._in_flight_max - self._all.sending_in_all
+        return min(in_all, known.permits_max - known.permits.sending_in_all)
 
     def wait(self, database: str, name: str) -> None:
         """Note that an entry waits for a permit."""

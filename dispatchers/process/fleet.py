@@ -92,6 +92,7 @@ class Fleet:
         self._path: Path | None = None
         self.databases: Mapping[str, URL] = {}
         self._served: dict[str, _Served] = {}
+        self._to_wake: dict[str, None] = {}  # in the order in which they asked
         self._is_abandoned = False
         if databases is not None:
             self.use(databases)
@@ -150,6 +151,7 @@ class Fleet:
                 "a fleet needs databases: Fleet('databases.conf', ...), or `outbox run --databases FILE`"
             )
         changed, hung_up = asyncio.Event(), asyncio.Event()
+        self._to_wake.clear()  # of an earlier event loop
         try:
             with _hearing_hangups(hung_up):
                 if self._path is not None:
@@ -209,9 +211,17 @@ class Fleet:
                 served.task.add_done_callback(lambda task: changed.set())
 
     def _wake(self, database: str) -> None:
-        served = self._served.get(database)
-        if served is not None and served.member is not None:
-            served.member.wake()
+        """Wake it once in a turn of the event loop, however many sends end in it: each frees a permit."""
+        if not self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_all)
+        self._to_wake[database] = None
+
+    def _wake_all(self) -> None:
+        woken, self._to_wake = self._to_wake, {}
+        for database in woken:
+            served = self._served.get(database)
+            if served is not None and served.member is not None:
+                served.member.wake()
 
     # --- called for each database
 
