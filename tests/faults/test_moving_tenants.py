@@ -1,4 +1,4 @@
-"""The recipe of docs/sharding.md: four databases, and tenants that move between them while requests come in and are repeated."""
+"""The recipe of docs/sharding.md: four servers, and tenants that move between them while requests come in and are repeated."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -20,8 +20,10 @@ from support.docs_pages import ROOT, snippets_of
 from support.entries import put_one, run_once, until_true
 
 import outbox
+import outbox.migrations
 from dispatchers import Delivered, Delivery, Fleet, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.testing.postgres import temporary_postgres
 from outbox.moving import copy_scope
 
 SHARDS = ("east", "west", "north", "south")
@@ -35,6 +37,22 @@ def shards(copies: Any) -> Iterator[dict[str, Database]]:
     yield taken
     for each in taken.values():
         copies.give_back(each)
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, Database]]:
+    """A server for each shard."""
+    with ExitStack() as running, ThreadPoolExecutor(len(SHARDS)) as threads:
+        started = dict(zip(SHARDS, threads.map(lambda name: started_server(running), SHARDS), strict=True))
+        yield started
+        for each in started.values():
+            each.dispose()
+
+
+def started_server(running: ExitStack) -> Database:
+    database = Database(sa.make_url(running.enter_context(temporary_postgres(durable=False)).url))
+    outbox.migrations.upgrade(database.engine)
+    return database
 
 
 @contextmanager
@@ -125,7 +143,7 @@ def orders_in(modules: dict[str, Any], shard: str) -> dict[str, str]:
 
 
 def test_tenants_move_under_load_without_loss_or_repeat(
-    shards: dict[str, Database], ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, Database], ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, rng = Crm(), random.Random(7)
     carts = [(rng.choice(TENANTS), f"order{number}") for number in range(REQUESTS)]
@@ -133,7 +151,7 @@ def test_tenants_move_under_load_without_loss_or_repeat(
     rng.shuffle(repeated)
     homes = {tenant: SHARDS[number % 4] for number, tenant in enumerate(TENANTS)}
 
-    with recipe(shards, ob, monkeypatch) as modules, serving(shards, ob, service), four_threads() as threads:
+    with recipe(servers, ob, monkeypatch) as modules, serving(servers, ob, service), four_threads() as threads:
         for tenant, shard in homes.items():
             settle_in(modules, tenant, shard)
         place_order = modules["orders"].place_order
