@@ -243,12 +243,19 @@ def test_refusals_by_size_subject_and_permission_leave_the_connection(cluster: C
 
 
 def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_connection, "sample", lambda servers, count: servers)
+    opened: list[str] = []
+    connect = nats_connection.NatsConnection.open
+
+    async def noted(self: nats_connection.NatsConnection, server: str, *given: Any) -> None:
+        await connect(self, server, *given)
+        opened.append(server)
+
+    monkeypatch.setattr(nats_connection.NatsConnection, "open", noted)
 
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter(timeout=timedelta(seconds=1))
         first = await sent(adapter)
-        hanging = cluster.nodes[0]
+        hanging = cluster.nodes[cluster.urls.index(opened[-1])]
         hanging.freeze()
         try:
             async with asyncio.timeout(30):
