@@ -96,8 +96,10 @@ def parsed(database: str, option: str = "--database") -> "URL":
 def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
-    from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES
+    from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
 
+    if url.get_backend_name() == "cockroachdb":
+        raise not_supported("cockroachdb")
     if url.get_backend_name() not in SUPPORTED:
         raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {SUPPORTED_NAMES}", option)
     try:

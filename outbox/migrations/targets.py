@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql.connections import require_utf8
-from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES
+from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
 from outbox.sql.engines import engine_of
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
@@ -103,5 +103,7 @@ def synchronous(url: URL) -> URL:
 
 
 def refuse_unknown_dialect(name: str) -> None:
+    if name == "cockroachdb":
+        raise not_supported(name)
     if name not in SUPPORTED:
         raise SchemaError(f"there are no migrations for {name!r}, only for {SUPPORTED_NAMES}")

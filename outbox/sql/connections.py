@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 
 from outbox.errors import ConfigurationError
 from outbox.sql.mariadb_settings import require_settings
+from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 _IS_UTF8 = "sqlalchemy-outbox utf8"
 """The key in a pooled connection's `info` for a connection that was checked."""
@@ -23,7 +24,7 @@ def require_connection(connection: Connection, schema: str | None) -> None:
 
 def require_utf8(connection: Connection) -> None:
     """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8; or unless a
-    MariaDB is set as it must be.
+    MariaDB is set as it must be. A server that is another database is refused by its name.
 
     Keys are derived from UTF-8, and services answer in UTF-8. Another encoding could not store every text, and would change
     some without an error. Each pooled connection is checked once. psycopg and asyncpg need no query for it.
@@ -35,6 +36,8 @@ def require_utf8(connection: Connection) -> None:
         return
     if _IS_UTF8 in pooled.info:
         return
+    refuse_other_host(connection.engine.url)
+    refuse_other_server(banner_of(pooled.driver_connection))
     server, client = _encodings(connection)
     refuse_other_encoding(server)
     if "".join(filter(str.isalnum, client or "")).upper() not in _UTF8_CLIENTS:

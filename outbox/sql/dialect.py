@@ -33,6 +33,7 @@ from outbox.sql.mariadb_errors import state_of
 from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX
+from outbox.sql.servers import refused
 from outbox.times import Instant
 
 SUPPORTED = ("postgresql", "sqlite", "mariadb")
@@ -209,7 +210,13 @@ def require_transaction(connection: Connection, schema: str | None) -> None:
 
 
 def not_supported(database: str) -> ConfigurationError:
-    hint = ": write mariadb+pymysql://... in the URL of a MariaDB" if database == "mysql" else ""
+    if database == "cockroachdb":
+        return refused("CockroachDB")
+    hint = (
+        ": MySQL, TiDB and Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB"
+        if database == "mysql"
+        else ""
+    )
     return ConfigurationError(f"the outbox runs on {SUPPORTED_NAMES}, not on {database!r}{hint}")
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import refuse_other_encoding
 from outbox.sql.dialect import SUPPORTED, not_supported
+from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
 """For MariaDB, whose default is 50 s: a dispatcher waits for an app that has locked the next entry of an ordering group."""
@@ -17,6 +18,7 @@ SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
 def engine_of(url: URL, **settings: Any) -> Engine:
     """`create_engine(url)`. Raises `ConfigurationError` for another database, and for a driver that is not installed."""
     require_supported(url.get_backend_name())
+    refuse_other_host(url)
     if url.get_backend_name() == "mariadb":
         settings.setdefault("isolation_level", "READ COMMITTED")  # see `outbox.sql.mariadb_settings`
         if "init_command" not in url.query:
@@ -28,10 +30,15 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
             " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://..."
         ) from None
+    event.listen(made, "connect", _refuse_others, insert=True)  # before SQLAlchemy's own, which names no way out
     if made.dialect.driver == "psycopg":
         event.listen(made, "connect", _refuse_bytes, insert=True)  # before SQLAlchemy's own
         event.listen(made, "connect", _read_instants)
     return made
+
+
+def _refuse_others(connection: Any, record: Any) -> None:
+    refuse_other_server(banner_of(record.driver_connection))
 
 
 def _refuse_bytes(connection: Any, record: Any) -> None:

@@ -91,7 +91,7 @@ def test_a_part_without_its_package_names_the_extra(packages: list[str], program
         (
             "mysql://user:hunter2@host/shop",
             "the outbox runs on postgresql, sqlite and mariadb, not on 'mysql':"
-            " write mariadb+pymysql://... in the URL of a MariaDB",
+            " MySQL, TiDB and Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB",
         ),
     ],
 )

@@ -1,0 +1,78 @@
+"""Databases that speak the protocol of PostgreSQL or MySQL and are others: known by what they call themselves, refused by name.
+
+The drivers know a server's name from its first answer, so it costs no query. Aurora DSQL calls itself PostgreSQL, and is known by
+its host. docs/postgresql-compatible.md has the sources.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import URL
+
+from outbox.errors import ConfigurationError
+
+USE_ANOTHER = "use PostgreSQL 15 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
+
+REFUSED = {
+    "CockroachDB": (
+        "its SKIP LOCKED passes over rows that are free, before 26.3 its advisory locks lock nothing, and it has no timeline by"
+        " which a failover is noticed"
+    ),
+    "YugabyteDB": (
+        "it has no timeline by which a failover is noticed, and its connections take sequence numbers in blocks, so entries of an"
+        " ordering key would leave their order"
+    ),
+    "Aurora DSQL": "it has no savepoints, sequences, PL/pgSQL functions and advisory locks",
+    "TiDB": "it has no FOR UPDATE SKIP LOCKED and no INSERT ... RETURNING",
+    "Vitess": "a transaction over several shards is not atomic, and it has no INSERT ... RETURNING",
+}
+"""Why the outbox does not run on each of them."""
+
+_BANNERS = {
+    "CockroachDB": re.compile(r"CockroachDB\b(?:\D*?(?P<version>v\d\S*))?"),
+    "YugabyteDB": re.compile(r"-YB-(?P<version>[\d.]+)"),
+    "TiDB": re.compile(r"-TiDB-(?P<version>v[\d.]+)"),
+    "Vitess": re.compile(r"^(?P<version>[\d.]+)-Vitess", re.IGNORECASE),
+}
+_DSQL_HOST = re.compile(r"\.dsql(-\w+)?\.[a-z0-9-]+\.on\.aws\.?$")
+
+
+def refuse_other_server(banner: str | None) -> None:
+    """Raise `ConfigurationError` if a server with this version text is another database. None: unknown."""
+    for name, pattern in _BANNERS.items():
+        found = pattern.search(banner or "")
+        if found:
+            raise refused(name, found["version"])
+
+
+def refuse_other_host(url: URL) -> None:
+    """Raise `ConfigurationError` if the address is one of Aurora DSQL."""
+    hosts = (url.host, *_each(url.query.get("host")))
+    if any(_DSQL_HOST.search(host) for host in hosts if host is not None):
+        raise refused("Aurora DSQL")
+
+
+def refused(name: str, version: str | None = None) -> ConfigurationError:
+    named = name if version is None else f"{name} {version}"
+    return ConfigurationError(
+        f"the server is {named}, and the outbox does not run on it: {REFUSED[name]}; {USE_ANOTHER}"
+    )
+
+
+def banner_of(driver: Any) -> str | None:
+    """The version text that a connection of psycopg, asyncpg or PyMySQL has received; None with another driver."""
+    found: str | None = None
+    if hasattr(driver, "info"):
+        reported = driver.info.parameter_status
+        found = reported("crdb_version") or reported("server_version")
+    elif hasattr(driver, "get_settings"):
+        settings = driver.get_settings()
+        found = getattr(settings, "crdb_version", None) or getattr(settings, "server_version", None)
+    elif hasattr(driver, "get_server_info"):
+        found = driver.get_server_info()
+    return found
+
+
+def _each(given: str | Iterable[str] | None) -> Iterable[str]:
+    return (given,) if isinstance(given, str) else given or ()
