@@ -9,6 +9,7 @@
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200; or on both sides of a message broker, and the
                                    broker itself: --broker nats --messages 50000
+    python3 dev.py galera          three nodes of a MariaDB Galera cluster, until Ctrl-C
     python3 dev.py check           lint, types, contracts and the site's build only
     python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
@@ -78,7 +79,20 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
-COMMANDS = ("demo", "test", "bench", "model", "simulate", "kills", "screenshots", "check", "docs", "env", "lock")
+COMMANDS = (
+    "demo",
+    "test",
+    "bench",
+    "model",
+    "simulate",
+    "kills",
+    "galera",
+    "screenshots",
+    "check",
+    "docs",
+    "env",
+    "lock",
+)
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
@@ -116,9 +130,10 @@ def main(arguments: Sequence[str]) -> int:
         become_python("-m", "benchmarks", *rest)
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
-    if command in ("simulate", "kills", "screenshots"):
+    if command in ("simulate", "kills", "galera", "screenshots"):
         kills = "support.broker_pair" if "--broker" in rest else "support.crash"
         modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
+        modules["galera"] = "support.galera_cluster"
         return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)

@@ -302,8 +302,7 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     """Each table's rows in one statement; those with a position in another. Only the first entry of a group is due."""
     tables = configuration.tables
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
-    if keys:
-        lock_ordering_keys(connection, tables, keys)
+    last = lock_ordering_keys(connection, tables, keys) if keys else {}
     stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
     rows = connection.execute(_insertion_on_mariadb(tables), _one_or_many(stored))
     written: dict[UUID, datetime] = {row.id: row.due_at for row in rows}
@@ -315,7 +314,9 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
         if entry.ordering_key is None:
             alone.append(_queued(configuration, entry, due_at))
         else:
-            in_groups.append(_queued(configuration, entry, due_at if entry.ordering_key in keys else NEVER))
+            last[entry.ordering_key] = last.get(entry.ordering_key, 0) + 1
+            queued = _queued(configuration, entry, due_at if entry.ordering_key in keys else NEVER)
+            in_groups.append(queued | {"position": last[entry.ordering_key]})
             keys.discard(entry.ordering_key)
     if alone:
         connection.execute(_queueing(tables, in_groups=False), _one_or_many(alone))
@@ -339,8 +340,8 @@ def _insertion_on_mariadb(tables: Tables) -> Executable:
 
 @lru_cache(STATEMENTS_MAX)
 def _queueing(tables: Tables, *, in_groups: bool) -> Executable:
-    given: dict[str, Any] = {name: bindparam(name) for name in _QUEUED}
-    return insert(tables.queue).values(given | ({"position": tables.position.next_value()} if in_groups else {}))
+    names = (*_QUEUED, "position") if in_groups else _QUEUED
+    return insert(tables.queue).values({name: bindparam(name) for name in names})
 
 
 _QUEUED = (

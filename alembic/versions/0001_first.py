@@ -71,8 +71,8 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         if dialect.name == "postgresql":
             op.execute(sa.DDL(f"ALTER TABLE %(fullname)s SET ({parameters})").against(table))
 
-    if dialect.name != "sqlite":
-        op.execute(CreateSequence(sa.Sequence(f"{prefix}position", schema=schema), **again))
+    if dialect.name == "postgresql":
+        op.execute(CreateSequence(sa.Sequence(f"{prefix}position", schema=schema)))
 
     create_table(
         f"{prefix}entry",
@@ -465,8 +465,8 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         op.drop_table(f"{prefix}key_lock", schema=schema, **again)
     for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema, **again)
-    if dialect.name != "sqlite":
-        op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema), **again))
+    if dialect.name == "postgresql":
+        op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema)))
 
 
 def _drop_functions(op: Operations, schema: str | None, prefix: str) -> None:

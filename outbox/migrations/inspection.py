@@ -93,10 +93,9 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
         else:
             names = {column["name"] for column in columns}
             missing += [f"column {table.name}.{column.name}" for column in table.columns if column.name not in names]
-    sequence = f"{prefix}position"
-    if connection.dialect.supports_sequences and not inspector.has_sequence(sequence, schema=schema):
-        missing.append(f"sequence {sequence}")
     if connection.dialect.name == "postgresql":
+        if not inspector.has_sequence(f"{prefix}position", schema=schema):
+            missing.append(f"sequence {prefix}position")
         for name, function in database_functions(schema, prefix).items():
             if connection.scalar(select(func.to_regprocedure(function.signature))) is None:
                 missing.append(f"function {prefix}{name}")

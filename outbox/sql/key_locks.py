@@ -103,11 +103,12 @@ def lock_number(id: UUID) -> int:
 
 
 def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> None:
-    """Take the locks on MariaDB, one after another in the order of the ids, waiting for each as the session waits for any row."""
+    """Take the locks on MariaDB, in the order of the ids, waiting for each as the session waits for any row."""
     table = key_lock(tables)
-    for id in sorted(set(ids)):
-        connection.execute(table.insert(), {"id": id})
-        connection.execute(table.delete().where(table.c.id == id))
+    rows = [{"id": id} for id in sorted(set(ids))]
+    if rows:
+        connection.execute(table.insert(), rows)
+        connection.execute(table.delete().where(table.c.id.in_([row["id"] for row in rows])))
 
 
 def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:

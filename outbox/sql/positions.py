@@ -1,8 +1,8 @@
 """Gives entries their positions in their ordering groups, in commit order.
 
-A flush locks its ordering keys until the end of its transaction, and then takes positions from a sequence. So a transaction that
-sees an entry also sees every earlier entry of its ordering key. Only transactions that enqueue take these locks, and no
-dispatcher waits for one.
+A flush locks its ordering keys until the end of its transaction, and then takes positions: on PostgreSQL from a sequence, on the
+others after the last one in the queue. So a transaction that sees an entry also sees every earlier entry of its ordering key.
+Only transactions that enqueue take these locks, and no dispatcher waits for one.
 
 The locks are in PostgreSQL's lock table, which all databases of the server share, so `BUDGET` limits their number in one
 transaction. Each flush also takes a shared lock of the whole queue. A flush with more ordering keys than the budget allows takes
@@ -78,8 +78,11 @@ _TAKE_POSITIONS_ALONE = text("""
 """)
 
 
-def lock_ordering_keys(connection: Connection, tables: Tables, ordering_keys: Collection[str]) -> None:
-    """Lock the keys for this transaction on MariaDB, where the INSERT itself takes the positions from the sequence."""
+def lock_ordering_keys(connection: Connection, tables: Tables, ordering_keys: Collection[str]) -> dict[str, int]:
+    """Lock the keys for this transaction on MariaDB. Returns the last position of each key that has entries in the queue.
+
+    Positions do not come from a sequence: each node of a Galera cluster would take them from a block of its own.
+    """
     ids = [UUID(bytes=sha256(b"ordering\0" + key.encode()).digest()[:16]) for key in ordering_keys]
     try:
         lock_ids(connection, tables, ids)
@@ -87,6 +90,10 @@ def lock_ordering_keys(connection: Connection, tables: Tables, ordering_keys: Co
         if sqlstate(error.orig) == DEADLOCK:
             error.add_note(DEADLOCK_NOTE)
         raise
+    queue = tables.queue
+    last = select(queue.c.ordering_key, func.max(queue.c.position).label("last"))
+    of_keys = last.where(queue.c.ordering_key.in_(ordering_keys)).group_by(queue.c.ordering_key)
+    return {row.ordering_key: row.last for row in connection.execute(of_keys)}
 
 
 def _sequence(connection: Connection, tables: Tables) -> str:

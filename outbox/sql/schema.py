@@ -74,7 +74,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
     check_table_names(schema, prefix)
     tables = Tables(
         metadata=metadata,
-        position=Sequence(f"{prefix}position", schema=schema, metadata=metadata),
+        position=Sequence(f"{prefix}position", schema=schema),
         entry=Table(f"{prefix}entry", metadata, *columns.entry(prefix), schema=schema),
         queue=Table(f"{prefix}queue", metadata, *columns.queue(prefix), schema=schema),
         settlement=Table(f"{prefix}settlement", metadata, *columns.settlement(prefix), schema=schema),
@@ -98,6 +98,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
     for table in metadata.tables.values():
         event.listen(table, "before_create", _set_collation)
+    _listen_for_positions(tables)
     _listen_for_key_lock(tables)
     functions = database_functions(schema, prefix)
     for function in functions.values():
@@ -113,6 +114,21 @@ def _set_collation(table: Table, connection: Connection, **rest: object) -> None
     """Only now: with options in its definition, a table would load SQLAlchemy's dialect for MariaDB in every process."""
     if connection.dialect.name == "mariadb":
         table.kwargs.update(MARIADB_TABLES)
+
+
+def _listen_for_positions(tables: Tables) -> None:
+    """PostgreSQL only: a sequence of MariaDB cannot give positions in commit order on every node of a Galera cluster."""
+
+    def create(target: Table, connection: Connection, **rest: object) -> None:
+        if connection.dialect.name == "postgresql":
+            tables.position.create(connection, checkfirst=True)
+
+    def drop(target: Table, connection: Connection, **rest: object) -> None:
+        if connection.dialect.name == "postgresql":
+            tables.position.drop(connection, checkfirst=True)
+
+    event.listen(tables.queue, "before_create", create)
+    event.listen(tables.queue, "after_drop", drop)
 
 
 def key_lock(tables: Tables) -> Table:

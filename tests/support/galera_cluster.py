@@ -1,0 +1,256 @@
+"""A real Galera cluster of three MariaDB nodes, on loopback ports and in a folder of its own: `python3 dev.py galera`."""
+
+import argparse
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pymysql
+import sqlalchemy as sa
+
+from support.free_ports import free_ports
+from support.mariadb_server import FAST, SERVERS, missing_program
+
+PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
+GROUP = {
+    # A node that is silent leaves the group after 2 to 3 seconds, not after 15
+    **{"evs.keepalive_period": "PT0.3S", "evs.suspect_timeout": "PT2S", "evs.inactive_timeout": "PT3S"},
+    **{"evs.inactive_check_period": "PT0.3S", "evs.install_timeout": "PT3S", "gcache.size": "64M"},
+}
+SECONDS_MAX = 120
+SLEEP = 0.05
+
+
+def missing_part() -> str | None:
+    """What this machine lacks for a cluster."""
+    if missing_program() is not None:
+        return missing_program()
+    if _provider() is None:
+        return "libgalera_smm.so (the package galera-4)"
+    return None if shutil.which("rsync") else "rsync"
+
+
+class Node:
+    """One server of the cluster. url: of its own socket, so that a client of it is a client of no other node."""
+
+    def __init__(self, folder: Path, number: int, group: Sequence[int], ist_port: int, sst_port: int) -> None:
+        self.name = f"n{number}"
+        self.folder = folder
+        self._socket, self._log = folder / f"{self.name}.sock", folder / f"{self.name}.log"
+        self.data = folder / self.name
+        query = {"unix_socket": str(self._socket), "ssl_disabled": "1"}
+        self.url = sa.URL.create("mariadb+pymysql", "root", query=query)
+        options = GROUP | {
+            "gmcast.listen_addr": f"tcp://127.0.0.1:{group[number]}",
+            "ist.recv_addr": f"127.0.0.1:{ist_port}",
+        }
+        members = ",".join(f"127.0.0.1:{port}" for port in group)
+        self._command = [
+            *(*_as_its_user(), _server(), "--no-defaults", *FAST, f"--datadir={self.data}", f"--socket={self._socket}"),
+            *("--skip-networking", "--default-storage-engine=InnoDB", "--binlog-format=ROW"),
+            *("--innodb-autoinc-lock-mode=2", "--wsrep-on=ON", f"--wsrep-provider={_provider()}"),
+            *("--wsrep-cluster-name=outbox", f"--wsrep-cluster-address=gcomm://{members}"),
+            *(f"--wsrep-node-name={self.name}", "--wsrep-node-address=127.0.0.1", "--wsrep-slave-threads=2"),
+            *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address=127.0.0.1:{sst_port}"),
+            "--wsrep-provider-options=" + ";".join(f"{name}={value}" for name, value in options.items()),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, is_first: bool = False) -> None:
+        """is_first: whether it makes a new cluster, instead of joining the others."""
+        if self.data.exists():
+            (self.data / "rsync_sst_complete").unlink(missing_ok=True)
+        extra = ["--wsrep-new-cluster"] if is_first else []
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([*self._command, *extra], stdout=log, stderr=log, **_inside(self.folder))
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def split(self) -> None:
+        """Cut its links to all other nodes. Its clients stay connected."""
+        self.execute("SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'")
+
+    def heal(self) -> None:
+        self.execute("SET GLOBAL wsrep_provider_options = 'gmcast.isolate=0'")
+
+    def lose_data(self) -> None:
+        """Forget its place in the cluster's history, so that the next start copies a whole node. It must not run."""
+        (self.data / "grastate.dat").unlink(missing_ok=True)
+
+    def execute(self, statement: str) -> list[Any]:
+        """On a connection of its own, in autocommit: a node that is cut off refuses even a ROLLBACK."""
+        with pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True, read_timeout=5) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def status(self, name: str) -> str | None:
+        """One of its status variables, such as `wsrep_cluster_size`; None if it does not answer."""
+        try:
+            return next((str(row[1]) for row in self.execute(f"SHOW GLOBAL STATUS LIKE '{name}'")), None)
+        except pymysql.Error:
+            return None
+
+    def until(self, name: str, value: str) -> None:
+        """Until a status variable has this value."""
+
+        def has() -> bool:
+            if self.process is not None and self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended by itself: {self.log[-3000:]}")
+            return self.status(name) == value
+
+        wait_until(has, f"{name} = {value} on {self.name}")
+
+    def until_synced(self) -> None:
+        self.until("wsrep_local_state_comment", "Synced")
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self.process = self.process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(how)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+class Cluster:
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        ports = free_ports(3 * size)
+        self.nodes = [
+            Node(folder, number, ports[:size], ports[size + number], ports[2 * size + number]) for number in range(size)
+        ]
+
+    def start(self, database: str) -> None:
+        """Start the first node, and let the others copy it."""
+        first, *others = self.nodes
+        _install(first)
+        first.start(is_first=True)
+        first.until_synced()
+        first.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+        for node in others:
+            _make_folder(node.data)
+            node.start()
+        self.until_whole()
+
+    def until_whole(self) -> None:
+        for node in self.nodes:
+            node.until_synced()
+            node.until("wsrep_cluster_size", str(len(self.nodes)))
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.kill()  # nothing of them is kept
+
+    def urls(self, database: str) -> list[sa.URL]:
+        return [node.url.set(database=database) for node in self.nodes]
+
+
+@contextmanager
+def running_cluster(database: str = "shop") -> Iterator[Cluster]:
+    """A cluster for the length of the block, with an empty database."""
+    with TemporaryDirectory(prefix="galera", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        place.chmod(0o755)  # the servers may run as another user than this process
+        cluster = Cluster(place)
+        if _as_its_user():
+            shutil.chown(place, "mysql")
+        try:
+            cluster.start(database)
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds_max: float = SECONDS_MAX) -> None:
+    until = time.monotonic() + seconds_max
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {seconds_max:.0f} s: {what}")
+        time.sleep(SLEEP)
+
+
+def _install(node: Node) -> None:
+    user = ["--user=mysql"] if _as_its_user() else []
+    made = ["mariadb-install-db", "--no-defaults", *user, f"--datadir={node.data}", "--skip-test-db"]
+    subprocess.run(
+        [*made, "--auth-root-authentication-method=normal"], check=True, capture_output=True, **_inside(node.folder)
+    )
+
+
+def _make_folder(data: Path) -> None:
+    data.mkdir(mode=0o700)
+    if _as_its_user():
+        shutil.chown(data, "mysql", "mysql")
+
+
+def _as_its_user() -> list[str]:
+    """A server of root would receive another node's files as a user who may not write them. Linux ends the server with us."""
+    ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+    if os.geteuid() != 0:
+        return ends_with_us if shutil.which("setpriv") else []
+    pwd.getpwnam("mysql")  # Debian's package makes it
+    return [*ends_with_us, "--reuid=mysql", "--regid=mysql", "--clear-groups"]
+
+
+def _inside(folder: Path) -> dict[str, Any]:
+    """The server's user may not write into this process's own folder for temporary files."""
+    return {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
+
+
+def _server() -> str:
+    found = next(filter(None, map(shutil.which, SERVERS)), None)
+    assert found is not None
+    return found
+
+
+def _provider() -> str | None:
+    return next((path for path in PROVIDERS if Path(path).exists()), None)
+
+
+def main(arguments: Sequence[str]) -> int:
+    argparse.ArgumentParser(prog="dev.py galera", description=__doc__).parse_args(arguments)
+    if (missing := missing_part()) is not None:
+        print(f"a Galera cluster needs {missing}, which is not installed here", file=sys.stderr)
+        return 1
+    print("starting three nodes ...", flush=True)
+    with running_cluster() as cluster:
+        for url in cluster.urls("shop"):
+            print(f"    {url.render_as_string()}")
+        print("Ctrl-C stops and removes them", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
