@@ -79,6 +79,9 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
+COMPILED = ("mysqlclient",)
+"""What an extra brings, but no environment of ours: it has no wheels for Linux, and a machine may lack a compiler."""
+
 COMMANDS = (
     "demo",
     "test",
@@ -266,6 +269,7 @@ def lock(arguments: Sequence[str]) -> int:
     options = "--universal --python-version 3.11 --generate-hashes --no-annotate --no-header"
     compiling = ["uv", "pip", "compile", "--quiet", "pyproject.toml", *options.split()]
     whole = [*compiling, "--group", "dev", "--all-extras", "--output-file", WHOLE.lock.name, *arguments]
+    whole += [f"--no-emit-package={name}" for name in COMPILED]
     demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
     demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
     peers = ["uv", "pip", "compile", "--quiet", *options.split(), "--group", "peers", "--output-file", PEERS.lock.name]

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from support.cases import DATABASES, each_value_once, one_case_each
 from support.database import TABLES, Base, Client, Database
 from support.mariadb_copies import MariaDBCopies
-from support.mariadb_server import missing_program, temporary_mariadb
+from support.mariadb_server import missing_program, temporary_mariadb, with_driver
 
 import outbox
 import outbox.migrations
@@ -273,12 +273,16 @@ def sqlite(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def mariadb_copies() -> Iterator[MariaDBCopies]:
-    """Those of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it."""
+    """Those of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it.
+
+    OUTBOX_TEST_MARIADB_DRIVER may name another driver than PyMySQL: `mysqldb`.
+    """
     given = os.environ.get("OUTBOX_TEST_MARIADB_URL")
+    driver = os.environ.get("OUTBOX_TEST_MARIADB_DRIVER")
     if not given and (missing := missing_program()):
         pytest.skip(f"{missing} is not installed, and OUTBOX_TEST_MARIADB_URL names no server")
     with nullcontext(sa.make_url(given)) if given else temporary_mariadb() as url:
-        copies = MariaDBCopies(url, _create_tables)
+        copies = MariaDBCopies(with_driver(url, driver) if driver else url, _create_tables)
         yield copies
         if given:
             copies.drop()

@@ -15,20 +15,30 @@ SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
 """For MariaDB, whose default is 50 s: a dispatcher waits for an app that has locked the next entry of an ordering group."""
 
 
+_MYSQLCLIENT = {"binary_prefix": True}
+"""What mysqlclient needs, SQLAlchemy's default for `mariadb://`: without this it sends bytes as text."""
+
+_INSTALLED = {
+    "postgresql": "'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://...",
+    "mariadb": "'sqlalchemy-outbox[mariadb]' and write mariadb+pymysql://...",
+}
+
+
 def engine_of(url: URL, **settings: Any) -> Engine:
     """`create_engine(url)`. Raises `ConfigurationError` for another database, and for a driver that is not installed."""
     require_supported(url.get_backend_name())
     refuse_other_host(url)
     if url.get_backend_name() == "mariadb":
         settings.setdefault("isolation_level", "READ COMMITTED")  # see `outbox.sql.mariadb_settings`
-        if "init_command" not in url.query:
-            settings.setdefault("connect_args", {"init_command": SHORT_WAITS})
+        driver = _MYSQLCLIENT if url.get_driver_name() == "mysqldb" else {}
+        waits = {} if "init_command" in url.query else {"init_command": SHORT_WAITS}
+        settings["connect_args"] = driver | waits | settings.get("connect_args", {})
     try:
         made = create_engine(url, hide_parameters=True, **settings)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
-            " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://..."
+            f" pip install {_INSTALLED.get(url.get_backend_name(), _INSTALLED['postgresql'])}"
         ) from None
     event.listen(made, "connect", _refuse_others, insert=True)  # before SQLAlchemy's own, which names no way out
     if made.dialect.driver == "psycopg":

@@ -6,7 +6,7 @@ Source: mariadb.com/kb, "MariaDB Error Codes".
 
 from types import MappingProxyType
 
-DRIVERS = ("pymysql", "asyncmy")
+DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 _STATES = MappingProxyType(
     {

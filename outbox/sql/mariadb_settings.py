@@ -3,7 +3,7 @@
 from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, LargeBinary, bindparam, event, text
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import ConfigurationError, NoTransaction
@@ -15,8 +15,8 @@ _CHECKED = "sqlalchemy-outbox mariadb"
 """The key in a pooled connection's `info` for its isolation level, once the connection was checked."""
 
 _SETTINGS = text(
-    "SELECT version(), @@tx_isolation, @@sql_mode, @@character_set_connection, @@innodb_rollback_on_timeout"
-)
+    "SELECT version(), @@tx_isolation, @@sql_mode, @@character_set_connection, @@innodb_rollback_on_timeout, CHARSET(:bytes)"
+).bindparams(bindparam("bytes", b"", type_=LargeBinary))
 
 
 def require_settings(connection: Connection) -> None:
@@ -36,7 +36,7 @@ def require_settings(connection: Connection) -> None:
 
 def _checked(connection: Connection) -> str:
     """The session's isolation level."""
-    version, isolation, modes, characters, undoes = connection.execute(_SETTINGS).one()
+    version, isolation, modes, characters, undoes, bytes_as = connection.execute(_SETTINGS).one()
     found = connection.dialect.server_version_info or ()
     if tuple(found[:3]) < VERSION_MIN:
         raise ConfigurationError(f"the outbox needs MariaDB {'.'.join(map(str, VERSION_MIN))} or later, not {version}")
@@ -49,6 +49,10 @@ def _checked(connection: Connection) -> str:
     if characters != "utf8mb4":
         raise ConfigurationError(
             f"the connection's character set is {characters}, and the outbox needs utf8mb4: leave `charset` out of the URL"
+        )
+    if bytes_as != "binary":
+        raise ConfigurationError(
+            "the driver sends bytes as text, so no key would be found: add ?binary_prefix=1 to the URL, which mysqlclient needs"
         )
     if undoes:
         raise ConfigurationError(

@@ -37,7 +37,7 @@ def enqueue(engine: sa.Engine, ob: outbox.Outbox, **settings: Any) -> None:
     [
         ({"init_command": "DO 1"}, "is at REPEATABLE-READ, and on MariaDB the outbox needs READ COMMITTED"),
         ({"init_command": "SET tx_isolation = 'SERIALIZABLE'"}, "is at SERIALIZABLE"),
-        ({"sql_mode": ""}, "sql_mode lacks STRICT_TRANS_TABLES"),
+        ({"sql_mode": "IGNORE_SPACE"}, "sql_mode lacks STRICT_TRANS_TABLES"),
         ({"sql_mode": "STRICT_TRANS_TABLES,ANSI_QUOTES"}, "sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES"),
         ({"charset": "latin1"}, "the connection's character set is latin1, and the outbox needs utf8mb4"),
     ],

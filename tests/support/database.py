@@ -88,8 +88,9 @@ class Database:
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
-        # asyncmy does not know what PyMySQL needs
-        self.async_url = self.url.set(drivername=ASYNC_DRIVERS[self.name]).difference_update_query(["ssl_disabled"])
+        # asyncmy does not know what the other drivers need
+        plain = self.url.difference_update_query(["ssl_disabled", "binary_prefix"])
+        self.async_url = plain.set(drivername=ASYNC_DRIVERS[self.name])
         self._dialect = DIALECT_SETTINGS[self.name]
         self._engines: list[sa.Engine] = []
         self.kept = KeptConnections() if before is None else before.kept

@@ -18,6 +18,15 @@ FAST = (  # a test survives a killed process, not a power cut
 )
 
 
+def with_driver(url: sa.URL, driver: str) -> sa.URL:
+    """The URL for `pymysql`, or for `mysqldb`, which is mysqlclient, with what the driver needs."""
+    plain = url.set(drivername=f"mariadb+{driver}").difference_update_query(["ssl_disabled", "binary_prefix"])
+    # PyMySQL reads all certificates for each connection, which takes 40 ms
+    return plain.update_query_dict(
+        {"pymysql": {"ssl_disabled": "1"}, "mysqldb": {"binary_prefix": "1"}}.get(driver, {})
+    )
+
+
 def missing_program() -> str | None:
     """Which of its programs this machine lacks."""
     if _server() is None:
@@ -43,9 +52,8 @@ def temporary_mariadb() -> Iterator[sa.URL]:
                 [*ends_with_us, *server, "--skip-networking"], stdout=output, stderr=output, cwd=folder
             )
         try:
-            # PyMySQL reads all certificates for each connection, which takes 40 ms
-            query = {"unix_socket": str(socket), "ssl_disabled": "1"}
-            yield _when_ready(process, log, sa.URL.create("mariadb+pymysql", "root", query=query))
+            url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
+            yield _when_ready(process, log, with_driver(url, "pymysql"))
         finally:
             process.kill()  # nothing of it is kept
             process.wait()
