@@ -1,4 +1,5 @@
-"""Claim and settle in plain SQL, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch.
+"""Claim and settle in plain SQL, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch. For
+MariaDB `claims_mariadb` has these statements as text.
 
 `claims_postgresql` explains the rules, which are equal. The same tests run for both modules.
 """
@@ -6,16 +7,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Table, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import Column, Connection, Table, Update, delete, exists, func, insert, literal, or_, select, update
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store import callback_registry
+from dispatchers.store import callback_registry, claims_mariadb
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import claimed_entry
+from dispatchers.store.claimed_row import Lease, LockedRow, leased_entry
 from dispatchers.store.fair_share import claimable_at, read_backlog
 from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
@@ -34,8 +35,7 @@ def claim(
     guards: object = None,
 ) -> list[ClaimedEntry]:
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
-    stored = select(tables.meta.c.number).scalar_subquery()
-    now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
+    now, is_suspended, number = _read_clock(connection, tables)
     if is_suspended or (number or 0) < request.seen:
         return []
     claimed: list[ClaimedEntry] = []
@@ -57,6 +57,14 @@ def claim(
     return claimed
 
 
+def _read_clock(connection: Connection, tables: Tables) -> tuple[datetime, bool, int | None]:
+    if connection.dialect.name == "mariadb":
+        return claims_mariadb.read_clock(connection, tables)
+    stored = select(tables.meta.c.number).scalar_subquery()
+    now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
+    return now, is_suspended, number
+
+
 def _share_out(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, rounds: FairCursor
 ) -> list[ClaimedEntry]:
@@ -70,6 +78,16 @@ def _share_out(
 def _take(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
 ) -> list[ClaimedEntry]:
+    if connection.dialect.name == "mariadb":
+        rows = claims_mariadb.lock_due(connection, tables, quota, request, now, scope)
+    else:
+        rows = _lock_due(connection, tables, quota, request, now, scope)
+    return _lease(connection, tables, rows, request, now)
+
+
+def _lock_due(
+    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None
+) -> list[LockedRow]:
     """Lock the oldest due entries first, then read them: a lock on a join would lock the entries' own rows too."""
     queue = tables.queue
     allowed = [] if request.only is None else [queue.c.id.in_(request.only)]
@@ -87,31 +105,21 @@ def _take(
     entry, record, settlement = tables.entry, tables.record, tables.settlement
     accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
     locked = (
-        select(*_read(tables), record.c.completion, settlement.c.state.label("ended"))
+        select(*_read(tables))
         .join(entry, entry.c.id == queue.c.id)
         .outerjoin(record, accepted)
         .outerjoin(settlement, settlement.c.id == queue.c.id)
         .where(queue.c.id.in_(ids))
     )
-    rows = {row[queue.c.id]: row for row in connection.execute(locked).mappings()}
-    return _lease(connection, tables, [rows[id] for id in ids if id in rows], request, now)
-
-
-_OF_QUEUE = (
-    *("id", "destination", "due_at", "first_leased_at", "leased_at", "lease_token", "deliveries", "attempts"),
-    *("maybe_sent", "in_doubt_since", "key_epoch", "sent_as", "ordering_key", "position", "outcome"),
-)
+    rows = {row[0]: LockedRow._make(row) for row in connection.execute(locked)}
+    return [rows[id] for id in ids if id in rows]
 
 
 def _read(tables: Tables) -> list[Column[Any]]:
-    """What a claim needs of the queue's row and of the entry. Pure drivers take long to decode a column."""
-    return [*(tables.queue.c[name] for name in _OF_QUEUE), *_of_entry(tables)]
-
-
-def _of_entry(tables: Tables) -> list[Column[Any]]:
-    """The fields of a claimed entry that its own row has; its due time is the one with which it was enqueued."""
-    own = tables.entry.c
-    return [own[name] for name in ClaimedEntry._fields if name in own and (name == "due_at" or name not in _OF_QUEUE)]
+    """The columns of a `LockedRow`."""
+    named = {"queue": tables.queue, "entry": tables.entry, "record": tables.record, "settlement": tables.settlement}
+    columns = [name.split(".") for name in LockedRow.columns(**{name: name for name in named})]
+    return [named[table].c[column] for table, column in columns]
 
 
 def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
@@ -134,64 +142,42 @@ def _throttled(connection: Connection, tables: Tables, request: ClaimRequest, no
 
 
 def _lease(
-    connection: Connection, tables: Tables, rows: Sequence[Mapping[Any, Any]], request: ClaimRequest, now: datetime
+    connection: Connection, tables: Tables, rows: Sequence[LockedRow], request: ClaimRequest, now: datetime
 ) -> list[ClaimedEntry]:
     """Lease these locked rows. One statement for all whose new values are equal, or follow from their old ones."""
-    queue = tables.queue
-    leases = {row[queue.c.id]: _new_lease(tables, row, request, now) for row in rows}
-    alike: dict[_Lease, list[UUID]] = {}
-    for id, lease in leases.items():
-        alike.setdefault(lease, []).append(id)
+    leases = [_new_lease(row, request) for row in rows]
+    alike: dict[Lease, list[UUID]] = {}
+    for row, lease in zip(rows, leases, strict=True):
+        alike.setdefault(lease, []).append(row.id)
     for lease, ids in alike.items():
-        values = {
-            "state": "sending",
-            "lease_token": request.token,
-            "lease_until": now + request.lease,
-            "leased_at": now,
-            "first_leased_at": func.coalesce(queue.c.first_leased_at, literal(now, Instant)),
-            "deliveries": queue.c.deliveries + 1,
-            "attempts": queue.c.attempts + int(lease.taken_over),
-            "maybe_sent": lease.maybe_sent,
-            "in_doubt_since": lease.in_doubt_since,
-            "sent_as": lease.sent_as,
-        }
-        connection.execute(update(queue).where(queue.c.id.in_(ids)).values(values))
-    return [_claimed(tables, row, leases[row[queue.c.id]], request, now) for row in rows]
+        if connection.dialect.name == "mariadb":
+            claims_mariadb.lease(connection, tables, ids, lease, request, now)
+        else:
+            connection.execute(_leasing(tables.queue, ids, lease, request, now))
+    return [leased_entry(row, lease, request.token, now) for row, lease in zip(rows, leases, strict=True)]
 
 
-class _Lease(NamedTuple):
-    taken_over: bool
-    maybe_sent: bool
-    in_doubt_since: datetime | None
-    sent_as: str | None
-
-
-def _new_lease(tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: datetime) -> _Lease:
-    queue = tables.queue
-    taken_over = row[queue.c.lease_token] is not None
-    in_doubt_since = row[queue.c.in_doubt_since] or (row[queue.c.leased_at] if taken_over else None)
-    form = _form(request.forms, row[tables.entry.c.operation])
-    sent_as = (in_doubt_since and row[queue.c.sent_as]) or form
-    return _Lease(taken_over, row[queue.c.maybe_sent] or taken_over, in_doubt_since, sent_as)
-
-
-def _claimed(
-    tables: Tables, row: Mapping[Any, Any], lease: _Lease, request: ClaimRequest, now: datetime
-) -> ClaimedEntry:
-    queue = tables.queue
-    kept_names = ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
-    values = {name: row[queue.c[name]] for name in kept_names} | lease._asdict()
-    values |= {column.name: row[column] for column in _of_entry(tables)}
-    values |= {
-        "queued_at": row[queue.c.due_at],
-        "first_leased_at": row[queue.c.first_leased_at] or now,
+def _leasing(queue: Table, ids: Sequence[UUID], lease: Lease, request: ClaimRequest, now: datetime) -> Update:
+    values = {
+        "state": "sending",
+        "lease_token": request.token,
+        "lease_until": now + request.lease,
         "leased_at": now,
-        "deliveries": row[queue.c.deliveries] + 1,
-        "attempts": row[queue.c.attempts] + lease.taken_over,
-        "completion": row[tables.record.c.completion],
-        "ended": row["ended"],
+        "first_leased_at": func.coalesce(queue.c.first_leased_at, literal(now, Instant)),
+        "deliveries": queue.c.deliveries + 1,
+        "attempts": queue.c.attempts + int(lease.taken_over),
+        "maybe_sent": lease.maybe_sent,
+        "in_doubt_since": lease.in_doubt_since,
+        "sent_as": lease.sent_as,
     }
-    return claimed_entry([values[name] for name in ClaimedEntry._fields[:-1]], request.token)
+    return update(queue).where(queue.c.id.in_(ids)).values(values)
+
+
+def _new_lease(row: LockedRow, request: ClaimRequest) -> Lease:
+    taken_over = row.lease_token is not None
+    in_doubt_since = row.in_doubt_since or (row.leased_at if taken_over else None)
+    sent_as = (in_doubt_since and row.sent_as) or _form(request.forms, row.operation)
+    return Lease(taken_over, row.maybe_sent or taken_over, in_doubt_since, sent_as)
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
@@ -207,9 +193,12 @@ def settle(
     callbacks: str | None = None,
 ) -> set[UUID]:
     """See `claims_postgresql.settle`. It needs no guards here."""
-    if callbacks is not None and callbacks != callback_registry.summary(callback_registry.read(connection, tables)):
+    if connection.dialect.name == "mariadb":
+        now, on_record = claims_mariadb.read_callbacks(connection, tables)
+    else:
+        now, on_record = database_now(connection), callback_registry.read(connection, tables)
+    if callbacks is not None and callbacks != callback_registry.summary(on_record):
         return set()
-    now = database_now(connection)
     ended = [(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moved = [
         entry.id
@@ -242,19 +231,20 @@ def _end(
     connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], now: datetime
 ) -> set[UUID]:
     """Delete the queue rows of all entries of one claim with one statement, then insert the settlements."""
-    queue = tables.queue
     changes = {entry.id: (entry, change) for entry, change in ended}
     alike: dict[tuple[UUID, int, bool], list[UUID]] = {}
     for entry, change in ended:
         alike.setdefault((entry.lease_token, entry.key_epoch, change.state == "delivered"), []).append(entry.id)
     settled: list[dict[str, Any]] = []
     for (token, key_epoch, is_proof), ids in alike.items():
-        ours = (queue.c.lease_token == token) & ~_is_suspended(tables)
-        ours = or_(ours, _proven(tables, key_epoch)) if is_proof else ours
-        gone = delete(queue).where(queue.c.id.in_(ids), ours)
-        rows = connection.execute(gone.returning(queue.c.id, queue.c.deliveries, queue.c.attempts, queue.c.key_epoch))
-        settled += [_settlement(row._asdict(), changes[row.id][1], now) for row in rows]
-    if settled:
+        if connection.dialect.name == "mariadb":
+            gone = claims_mariadb.delete_ended(connection, tables, ids, token, key_epoch, is_proof=is_proof)
+        else:
+            gone = _delete_ended(connection, tables, ids, token, key_epoch, is_proof=is_proof)
+        settled += [_settlement(row, changes[row["id"]][1], now) for row in gone]
+    if settled and connection.dialect.name == "mariadb":
+        claims_mariadb.insert_settlements(connection, tables, settled)
+    elif settled:
         connection.execute(insert(tables.settlement), settled)
     ids_settled = {row["id"] for row in settled}
     notes = [
@@ -265,6 +255,17 @@ def _end(
     if notes:
         connection.execute(insert(tables.event), notes)
     return ids_settled
+
+
+def _delete_ended(
+    connection: Connection, tables: Tables, ids: Sequence[UUID], token: UUID, key_epoch: int, *, is_proof: bool
+) -> list[dict[str, Any]]:
+    queue = tables.queue
+    ours = (queue.c.lease_token == token) & ~_is_suspended(tables)
+    ours = or_(ours, _proven(tables, key_epoch)) if is_proof else ours
+    gone = delete(queue).where(queue.c.id.in_(ids), ours)
+    rows = connection.execute(gone.returning(queue.c.id, queue.c.deliveries, queue.c.attempts, queue.c.key_epoch))
+    return [row._asdict() for row in rows]
 
 
 def _settlement(row: Mapping[str, Any], change: Settle, now: datetime) -> dict[str, Any]:

@@ -306,9 +306,8 @@ def is_aborted(connection: Connection) -> bool:
     whether the server has undone the transaction.
     """
     info = getattr(connection.connection.driver_connection, "info", None)
-    if info is None:
-        return was_undone(connection)
-    return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+    status = getattr(info, "transaction_status", None)
+    return was_undone(connection) if status is None else status == TRANSACTION_STATUS_INERROR
 
 
 def is_timeout(error: DBAPIError) -> bool:

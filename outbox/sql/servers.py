@@ -61,10 +61,10 @@ def refused(name: str, version: str | None = None) -> ConfigurationError:
 
 
 def banner_of(driver: Any) -> str | None:
-    """The version text that a connection of psycopg, asyncpg or PyMySQL has received; None with another driver."""
+    """The version text that a connection of psycopg, asyncpg, PyMySQL or mysqlclient has received; None with another driver."""
     found: str | None = None
-    if hasattr(driver, "info"):
-        reported = driver.info.parameter_status
+    reported = getattr(getattr(driver, "info", None), "parameter_status", None)  # mysqlclient's `info` is a method
+    if reported is not None:
         found = reported("crdb_version") or reported("server_version")
     elif hasattr(driver, "get_settings"):
         settings = driver.get_settings()

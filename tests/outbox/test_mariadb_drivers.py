@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -18,8 +19,8 @@ from support.mariadb_server import with_driver
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.errors import ConfigurationError
-from outbox.sql.dialect import is_passing, is_timeout, sqlstate
+from outbox.errors import ConfigurationError, NoTransaction
+from outbox.sql.dialect import is_aborted, is_passing, is_timeout, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import try_lock
 
@@ -107,6 +108,33 @@ def test_a_killed_connection_is_passing_and_the_pool_replaces_it(mariadb: Databa
     assert is_passing(lost.value)
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
+
+
+def test_a_transaction_that_the_server_has_undone_is_noticed(
+    mariadb: Database, engine: sa.Engine, ob: outbox.Outbox
+) -> None:
+    with engine.begin() as connection:
+        for number in (1, 2):
+            connection.execute(sa.insert(Order).values(id=number, customer="ada", amount=number))
+    change = sa.update(Order).values(amount=7)
+
+    with Session(engine) as session, mariadb.begin() as other, ThreadPoolExecutor(1) as beside:
+        session.execute(change.where(Order.id == 1))
+        other.execute(change.where(Order.id == 2))
+        other.add_all(
+            [Order(customer="eve", amount=n) for n in range(100, 150)]
+        )  # the one that has written less is ended
+        other.flush()
+        waiting = beside.submit(other.execute, change.where(Order.id == 1))
+        with pytest.raises(sa.exc.OperationalError) as deadlock:
+            session.execute(change.where(Order.id == 2))
+        waiting.result()
+        undone = is_aborted(session.connection())
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        with pytest.raises(NoTransaction, match="MariaDB has undone this transaction"):
+            session.commit()
+
+    assert (sqlstate(deadlock.value.orig), undone) == ("40P01", True)
 
 
 def test_a_lock_that_is_not_free_is_not_taken(engine: sa.Engine, ob: outbox.Outbox) -> None:
