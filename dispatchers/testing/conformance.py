@@ -29,7 +29,7 @@ from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.sanitize import OUTCOMES
 from dispatchers.testing.attempts import Observation, attempt, close, in_a_loop, sent
-from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Scenario, Suite
+from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Rule, Scenario, Suite
 from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of, names
 
 __all__ = ["ENTRY", "TAGS", "AdapterSuite", "Scenario"]
@@ -93,60 +93,6 @@ class AdapterSuite(Suite):
         )
         assert not (scenario and reason), (
             f"`never` contains {name}, but the scenario {scenario and scenario.name!r} expects it: remove one of the two"
-        )
-
-    def test_it_answers_as_the_scenario_demands(self, scenario: Scenario) -> None:
-        outcome = self._outcome(scenario)
-
-        assert isinstance(outcome, scenario.expects), (
-            f"scenario {scenario.name!r} expects {names(scenario.expects)}, but the adapter returned {outcome!r}"
-        )
-
-    def test_it_never_answers_what_it_says_it_never_does(self, scenario: Scenario) -> None:
-        outcome = self.observe(scenario).outcome
-
-        assert type(outcome) not in self.never, (
-            f"scenario {scenario.name!r}: `never` contains {type(outcome).__name__}, but the adapter returned {outcome!r}"
-        )
-
-    def test_no_exception_escapes(self, scenario: Scenario) -> None:
-        error = self.observe(scenario).raised
-
-        assert error is None, (
-            f"scenario {scenario.name!r}: the adapter must return an outcome for every failure of the service, but it raised"
-            f" {type(error).__name__}"
-        )
-
-    def test_one_attempt_is_one_request(self, scenario: Scenario) -> None:
-        requests = len(self.observe(scenario).requests)
-
-        assert requests == scenario.requests, (
-            f"scenario {scenario.name!r}: one attempt must send {scenario.requests} requests, but {requests} reached the remote"
-            " service. Switch the client's retries and redirects off"
-        )
-
-    def test_nothing_goes_on_after_the_outcome(self, scenario: Scenario) -> None:
-        seen = self.observe(scenario)
-
-        assert not seen.afterwards, (
-            f"scenario {scenario.name!r}: no request may follow the outcome, but {seen.afterwards} requests did"
-        )
-        assert not seen.left, (
-            f"scenario {scenario.name!r}: no task may run after the attempt and aclose(), but these do: {', '.join(seen.left)}"
-        )
-
-    def test_its_outcome_can_be_stored(self, scenario: Scenario) -> None:
-        flaw = flaw_of(self._outcome(scenario))
-
-        assert flaw is None, f"scenario {scenario.name!r}: {flaw}"
-
-    def test_no_secret_is_shown(self, scenario: Scenario) -> None:
-        seen = self.observe(scenario)
-
-        found = list(self._leaks(seen.outcome, seen.shown))
-
-        assert not found, (
-            f"scenario {scenario.name!r}: {'; '.join(found)} (the numbers are indexes in `secrets` and `private`)"
         )
 
     def test_every_exception_of_the_client_is_an_outcome(self) -> None:
@@ -234,18 +180,58 @@ class AdapterSuite(Suite):
             f" {arrived - 1} requests and returned {outcomes[1]!r}"
         )
 
+    # --- the rules for each scenario
+
+    def rules(self) -> Sequence[Rule]:
+        return (
+            *super().rules(),
+            self._no_exception_escapes,
+            self._it_answers_as_the_scenario_demands,
+            self._it_never_answers_what_it_says_it_never_does,
+            self._one_attempt_is_one_request,
+            self._no_request_follows_the_outcome,
+            self._its_outcome_can_be_stored,
+            self._no_secret_is_shown,
+        )
+
+    def _no_exception_escapes(self, scenario: Scenario, seen: Observation) -> str | None:
+        if seen.raised is None:
+            return None
+        return f"the adapter must return an outcome for every failure of the service, but it raised {type(seen.raised).__name__}"
+
+    def _it_answers_as_the_scenario_demands(self, scenario: Scenario, seen: Observation) -> str | None:
+        if not _has_outcome(seen) or isinstance(seen.outcome, scenario.expects):
+            return None
+        return f"the scenario expects {names(scenario.expects)}, but the adapter returned {seen.outcome!r}"
+
+    def _it_never_answers_what_it_says_it_never_does(self, scenario: Scenario, seen: Observation) -> str | None:
+        if type(seen.outcome) not in self.never:
+            return None
+        return f"`never` contains {type(seen.outcome).__name__}, but the adapter returned {seen.outcome!r}"
+
+    def _one_attempt_is_one_request(self, scenario: Scenario, seen: Observation) -> str | None:
+        if len(seen.requests) == scenario.requests:
+            return None
+        return (
+            f"one attempt must send {scenario.requests} requests, but {len(seen.requests)} reached the remote service."
+            " Switch the client's retries and redirects off"
+        )
+
+    def _no_request_follows_the_outcome(self, scenario: Scenario, seen: Observation) -> str | None:
+        return f"no request may follow the outcome, but {seen.afterwards} requests did" if seen.afterwards else None
+
+    def _its_outcome_can_be_stored(self, scenario: Scenario, seen: Observation) -> str | None:
+        return flaw_of(seen.outcome) if _has_outcome(seen) else None
+
+    def _no_secret_is_shown(self, scenario: Scenario, seen: Observation) -> str | None:
+        found = "; ".join(self._leaks(seen.outcome, seen.shown))
+        return f"{found} (the numbers are indexes in `secrets` and `private`)" if found else None
+
     # --- the attempts
 
     def _attempt(self, scenario: Scenario) -> Observation:
         timeout, healthy = (self.remote_timeout, self._delivering.behaviour) if scenario.hangs else (UNHURRIED, None)
         return self._observe(scenario, timeout, healthy=healthy)
-
-    def _outcome(self, scenario: Scenario) -> Any:
-        seen = self.observe(scenario)
-        if seen.raised is not None or seen.late:
-            what = "did not return in time" if seen.late else f"raised {seen.raised!r}"
-            pytest.fail(f"scenario {scenario.name!r}: an outcome is expected, but the adapter {what}", pytrace=False)
-        return seen.outcome
 
     @property
     def _delivering(self) -> Scenario:
@@ -341,6 +327,10 @@ class AdapterSuite(Suite):
                 f"{name}: each text of `private` must be in the payload, but the texts at {absent} are not",
                 pytrace=False,
             )
+
+
+def _has_outcome(seen: Observation) -> bool:
+    return seen.raised is None and not seen.late
 
 
 class _Nowhere:

@@ -44,8 +44,12 @@ class Scenario:
     hangs: bool = False
 
 
+Rule: TypeAlias = Callable[[Scenario, Observation], str | None]
+"""Checks the attempt in a scenario. Returns what is wrong with it; None if nothing is."""
+
+
 class Suite:
-    """Makes one attempt in each scenario. Several tests then check this attempt."""
+    """Makes one attempt in each scenario, and checks it by every rule."""
 
     required: ClassVar[tuple[str, ...]] = ("operation", "payload", "scenarios", "secrets")
     operation: str
@@ -55,11 +59,6 @@ class Suite:
     options: Mapping[str, Any] = {}
     never: Mapping[type[Any], str] = {}
     remote_timeout: timedelta = timedelta(seconds=1)
-
-    _observed: ClassVar[dict[str, Observation]]
-
-    def __init_subclass__(cls) -> None:
-        cls._observed = {}
 
     def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
         """Return a new adapter for `remote`, with this timeout."""
@@ -73,17 +72,34 @@ class Suite:
         """The scenarios that the suite adds to the author's."""
         return ()
 
-    def test_it_is_back_by_its_deadline(self, scenario: Scenario) -> None:
-        assert not self.observe(scenario).late, (
-            f"scenario {scenario.name!r}: the adapter must return by its deadline, but it did not return within"
-            f" {ABANDON_SECONDS:g} s after its cancellation. Does it block the event loop, or catch CancelledError?"
+    def rules(self) -> Sequence[Rule]:
+        """What must hold for the attempt in each scenario."""
+        return (self._it_is_back_by_its_deadline, self._no_task_is_left)
+
+    def test_every_rule_holds(self, scenario: Scenario) -> None:
+        seen = self._attempt(scenario)
+
+        broken = [flaw for rule in self.rules() if (flaw := rule(scenario, seen))]
+        assert not broken, self._without_secrets("\n".join([f"scenario {scenario.name!r}:", *broken]))
+
+    def _without_secrets(self, report: str) -> str:
+        """The report may end in the log of a CI that strangers read."""
+        for number, secret in enumerate(self.secrets):
+            report = report.replace(secret, f"<secret {number}>")
+        return report
+
+    def _it_is_back_by_its_deadline(self, scenario: Scenario, seen: Observation) -> str | None:
+        if not seen.late:
+            return None
+        return (
+            f"the adapter must return by its deadline, but it did not return within {ABANDON_SECONDS:g} s after its cancellation."
+            " Does it block the event loop, or catch CancelledError?"
         )
 
-    def observe(self, scenario: Scenario) -> Observation:
-        """The attempt in this scenario, which is made once."""
-        if scenario.name not in self._observed:
-            self._observed[scenario.name] = self._attempt(scenario)
-        return self._observed[scenario.name]
+    def _no_task_is_left(self, scenario: Scenario, seen: Observation) -> str | None:
+        if not seen.left:
+            return None
+        return f"no task may run after the attempt and aclose(), but these do: {', '.join(seen.left)}"
 
     def _attempt(self, scenario: Scenario) -> Observation:
         raise NotImplementedError

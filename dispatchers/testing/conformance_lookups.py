@@ -17,16 +17,17 @@ Needs pytest.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from dispatchers.delivery import Absent, Adapter, CannotTell, Delivery, Finding, Found, Unknown
+from dispatchers.delivery import Absent, Adapter, CannotTell, Delivery, Found, Unknown
 from dispatchers.pipeline.routing import finder_of
 from dispatchers.pipeline.sanitize import storable_finding
 from dispatchers.testing.attempts import Observation, look_up
-from dispatchers.testing.conformance_frame import TAGS, UNHURRIED, Scenario, Suite
+from dispatchers.testing.conformance_frame import TAGS, UNHURRIED, Rule, Scenario, Suite
 from dispatchers.testing.verdicts import leaks, names
 from outbox.keys import Tag
 
@@ -58,42 +59,45 @@ class LookupSuite(Suite):
             f"no scenario expects {name}: add one to `scenarios`, or give the reason in `never` why it cannot occur"
         )
 
-    def test_it_finds_what_the_scenario_shows(self, scenario: Scenario) -> None:
-        finding = self._finding(scenario)
+    # --- the rules for each scenario
 
+    def rules(self) -> Sequence[Rule]:
+        return (
+            *super().rules(),
+            self._it_finds_what_the_scenario_shows,
+            self._its_finding_can_be_stored,
+            self._no_secret_is_shown,
+        )
+
+    def _it_finds_what_the_scenario_shows(self, scenario: Scenario, seen: Observation) -> str | None:
+        finding = _finding_of(seen)
+        if not isinstance(finding, FINDINGS):
+            return f"`find` must return Found, Absent or CannotTell, but it returned an object of type {type(finding).__name__}"
+        if isinstance(finding, scenario.expects):
+            return None
         addition = (
             ". This scenario does not prove absence, so the effect would happen twice" if finding == Absent() else ""
         )
-        assert isinstance(finding, scenario.expects), (
-            f"scenario {scenario.name!r} expects {names(scenario.expects)}, but `find` returned {finding!r}{addition}"
-        )
+        return f"the scenario expects {names(scenario.expects)}, but `find` returned {finding!r}{addition}"
 
-    def test_nothing_runs_after_the_lookup(self, scenario: Scenario) -> None:
-        seen = self.observe(scenario)
-
-        assert not seen.left, (
-            f"scenario {scenario.name!r}: no task may run after the lookup and aclose(), but these do: {', '.join(seen.left)}"
-        )
-
-    def test_its_finding_can_be_stored(self, scenario: Scenario) -> None:
-        finding = self._finding(scenario)
-
-        kept = storable_finding(finding)
-        assert kept == finding, f"{finding!r} cannot be stored unchanged: the dispatcher would store {kept!r}"
+    def _its_finding_can_be_stored(self, scenario: Scenario, seen: Observation) -> str | None:
+        finding = _finding_of(seen)
+        if not isinstance(finding, FINDINGS):
+            return None
+        if (kept := storable_finding(finding)) != finding:
+            return f"{finding!r} cannot be stored unchanged: the dispatcher would store {kept!r}"
         result = getattr(finding, "result", None)
-        assert json.loads(json.dumps(result)) == result, (
-            f"the result must be equal after it was written and read as JSON, but {result!r} is not"
-        )
+        if json.loads(json.dumps(result)) == result:
+            return None
+        return f"the result must be equal after it was written and read as JSON, but {result!r} is not"
 
-    def test_no_secret_is_shown(self, scenario: Scenario) -> None:
-        seen, finding = self.observe(scenario), self._finding(scenario)
-        addition = {"the reason": getattr(finding, "reason", ""), "its repr or the log": seen.shown}
+    def _no_secret_is_shown(self, scenario: Scenario, seen: Observation) -> str | None:
+        finding = _finding_of(seen)
+        texts = {"the reason": getattr(finding, "reason", ""), "its repr or the log": seen.shown}
+        found = "; ".join(leaks("secret", self.secrets, texts | {"the result": getattr(finding, "result", None)}))
+        return f"{found} (the numbers are indexes in `secrets`)" if found else None
 
-        found = list(leaks("secret", self.secrets, addition | {"the result": getattr(finding, "result", None)}))
-
-        assert not found, f"scenario {scenario.name!r}: {'; '.join(found)} (the numbers are indexes in `secrets`)"
-
-    # --- what was seen
+    # --- the attempts
 
     def _attempt(self, scenario: Scenario) -> Observation:
         return self._observe(scenario, self.remote_timeout if scenario.hangs else UNHURRIED, ask=look_up)
@@ -102,22 +106,16 @@ class LookupSuite(Suite):
         assert finder_of(adapter) is not None, f"{type(adapter).__name__} must have a method `find`, but it has none"
         return super().delivery(adapter, payload=payload, tag=tag, attempt=attempt)._replace(age=self.age)
 
-    def _finding(self, scenario: Scenario) -> Finding:
-        """The finding that the dispatcher would use."""
-        seen = self.observe(scenario)
-        if seen.raised is not None:
-            return CannotTell(f"the adapter raised {type(seen.raised).__name__}")
-        if seen.late or isinstance(seen.outcome, Unknown):
-            return CannotTell("no answer within its timeout")
-        if not isinstance(seen.outcome, FINDINGS):
-            pytest.fail(
-                f"scenario {scenario.name!r}: `find` must return Found, Absent or CannotTell, but it returned an object of type"
-                f" {type(seen.outcome).__name__}",
-                pytrace=False,
-            )
-        return seen.outcome
-
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         super().pytest_generate_tests(metafunc)
         if "finding_class" in metafunc.fixturenames:
             metafunc.parametrize("finding_class", FINDINGS, ids=lambda each: each.__name__)
+
+
+def _finding_of(seen: Observation) -> Any:
+    """The finding that the dispatcher would use."""
+    if seen.raised is not None:
+        return CannotTell(f"the adapter raised {type(seen.raised).__name__}")
+    if seen.late or isinstance(seen.outcome, Unknown):
+        return CannotTell("no answer within its timeout")
+    return seen.outcome

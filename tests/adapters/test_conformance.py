@@ -55,75 +55,39 @@ pytest_plugins = "pytester"
 
 
 @pytest.mark.parametrize(
-    ("adapter_class", "test", "scenario", "text"),
+    ("adapter_class", "scenario", "text"),
     [
-        (
-            Retrying,
-            "one_attempt_is_one_request",
-            "failed",
-            "one attempt must send 1 requests, but 2 reached the remote service",
-        ),
-        (Retrying, "one_attempt_is_one_request", "reset without an answer", "but 2 reached"),
-        (Following, "one_attempt_is_one_request", "redirect 307", "Switch the client's retries and redirects off"),
-        (Raising, "no_exception_escapes", "connection refused", "but it raised ConnectError"),
-        (Raising, "it_answers_as_the_scenario_demands", "connection refused", "but the adapter raised ConnectError"),
-        (TellingTheToken, "no_secret_is_shown", "created", "the reason shows secret 0"),
-        (TellingThePayload, "no_secret_is_shown", "created", "the reason shows private text 0"),
-        (KeepingTheToken, "no_secret_is_shown", "created", "the result shows secret 0"),
-        (LoggingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
-        (ShowingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
-        (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
-        (Deaf, "it_is_back_by_its_deadline", "drips a head", "must return by its deadline"),
-        (Blocking, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
-        (BlockingAWhile, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
-        (Lingering, "nothing_goes_on_after_the_outcome", "hangs before the first byte", "but 1 requests did"),
-        (
-            LeavingATask,
-            "nothing_goes_on_after_the_outcome",
-            "created",
-            "no task may run after the attempt and aclose()",
-        ),
-        (
-            Optimistic,
-            "it_answers_as_the_scenario_demands",
-            "reset without an answer",
-            "expects Unknown, but the adapter returned Deferred",
-        ),
-        (
-            Parsing,
-            "it_answers_as_the_scenario_demands",
-            "a body that is no JSON",
-            "expects Delivered, but the adapter returned Unknown",
-        ),
-        (
-            Parsing,
-            "it_answers_as_the_scenario_demands",
-            "a success cut short",
-            "expects Delivered, but the adapter returned Unknown",
-        ),
-        (
-            AnsweringTheImpossible,
-            "it_never_answers_what_it_says_it_never_does",
-            "invalid",
-            "`never` contains KeyConflict",
-        ),
-        (AnsweringAnything, "its_outcome_can_be_stored", "created", "returned an object of type int"),
-        (KeepingObjects, "its_outcome_can_be_stored", "created", "cannot be stored unchanged: the dispatcher would"),
-        (KeepingTuples, "its_outcome_can_be_stored", "created", "equal after it was written and read as JSON"),
-        (Mute, "its_outcome_can_be_stored", "created", "Rejected must have a reason"),
-        (
-            BackwardInTime,
-            "its_outcome_can_be_stored",
-            "created",
-            "Deferred must not have a negative `after`, but it is -1 day",
-        ),
+        (Retrying, "failed", "one attempt must send 1 requests, but 2 reached the remote service"),
+        (Retrying, "reset without an answer", "but 2 reached"),
+        (Following, "redirect 307", "Switch the client's retries and redirects off"),
+        (Raising, "connection refused", "but it raised ConnectError"),
+        (TellingTheToken, "created", "the reason shows secret 0"),
+        (TellingThePayload, "created", "the reason shows private text 0"),
+        (KeepingTheToken, "created", "the result shows secret 0"),
+        (LoggingTheToken, "created", "its repr or the log shows secret 0"),
+        (ShowingTheToken, "created", "its repr or the log shows secret 0"),
+        (Deaf, "hangs before the first byte", "must return by its deadline"),
+        (Deaf, "drips a head", "must return by its deadline"),
+        (Blocking, "hangs before the first byte", "must return by its deadline"),
+        (BlockingAWhile, "hangs before the first byte", "must return by its deadline"),
+        (Lingering, "hangs before the first byte", "but 1 requests did"),
+        (LeavingATask, "created", "no task may run after the attempt and aclose()"),
+        (Optimistic, "reset without an answer", "expects Unknown, but the adapter returned Deferred"),
+        (Parsing, "a body that is no JSON", "expects Delivered, but the adapter returned Unknown"),
+        (Parsing, "a success cut short", "expects Delivered, but the adapter returned Unknown"),
+        (AnsweringTheImpossible, "invalid", "`never` contains KeyConflict"),
+        (AnsweringAnything, "created", "returned an object of type int"),
+        (KeepingObjects, "created", "cannot be stored unchanged: the dispatcher would"),
+        (KeepingTuples, "created", "equal after it was written and read as JSON"),
+        (Mute, "created", "Rejected must have a reason"),
+        (BackwardInTime, "created", "Deferred must not have a negative `after`, but it is -1 day"),
     ],
 )
-def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], test: str, scenario: str, text: str) -> None:
+def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], scenario: str, text: str) -> None:
     suite = suite_of(adapter_class)
 
-    with pytest.raises((AssertionError, pytest.fail.Exception)) as failure:
-        getattr(suite, f"test_{test}")(scenario_of(suite, scenario))
+    with pytest.raises(AssertionError) as failure:
+        suite.test_every_rule_holds(scenario_of(suite, scenario))
 
     assert text in str(failure.value)
     assert TOKEN not in str(failure.value)
@@ -273,5 +237,5 @@ def test_an_honest_adapter_passes_and_the_report_has_what_it_never_answers(pytes
 
     outcomes = result.parseoutcomes()
     assert set(outcomes) == {"passed"}
-    assert outcomes["passed"] > 200
+    assert outcomes["passed"] > 40
     assert "[KeyConflict never: the CRM does not compare requests] PASSED" in result.stdout.str()
