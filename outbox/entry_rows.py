@@ -30,6 +30,7 @@ from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.dialect import clock, database_now, insert_unless_present, later
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
+from outbox.sql.mariadb_entry import insert_entry
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import NEVER, Instant
@@ -301,6 +302,8 @@ def _insert_one(connection: Connection, configuration: Configuration, entry: New
 def _insert_on_mariadb(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
     """Each table's rows in one statement; those with a position in another. Only the first entry of a group is due."""
     tables = configuration.tables
+    if len(entries) == 1 and entries[0].ordering_key is None:
+        return _insert_alone_on_mariadb(connection, configuration, entries[0])
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
     last = lock_ordering_keys(connection, tables, keys) if keys else {}
     stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
@@ -323,6 +326,13 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     if in_groups:
         connection.execute(_queueing(tables, in_groups=True), _one_or_many(in_groups))
     return {entry.id for entry in entries} - written.keys()
+
+
+def _insert_alone_on_mariadb(connection: Connection, configuration: Configuration, entry: NewEntry) -> set[UUID]:
+    fair = {"fair": entry.destination, "scope": entry.scope} if entry.destination in configuration.fair else {}
+    queued = {"id": entry.id, "destination": entry.destination} | fair
+    values = dict(zip(_COLUMNS, _values(entry), strict=True))
+    return set() if insert_entry(connection, configuration.tables, values, queued) else {entry.id}
 
 
 @lru_cache(STATEMENTS_MAX)

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.database import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order
+from support.database import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order, statements_of
 
 import outbox
 from outbox import migrations
@@ -112,6 +112,32 @@ def test_an_answer_of_more_than_64_kib_is_stored_whole(mariadb: Database, ob: ou
 
     assert record.body == body
     assert "y" * 70_000 in record.headers
+
+
+def test_one_entry_is_written_in_one_statement_as_several_are(mariadb: Database, ob: outbox.Outbox) -> None:
+    fair = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test", fair={"stripe"})
+    at = datetime.now(UTC).replace(microsecond=123_456) + timedelta(days=1)
+    spans: list[dict[str, Any]] = [{}, {"due": at}, {"due": timedelta(minutes=1, microseconds=7)}]
+
+    with statements_of(mariadb.engine) as sent:
+        for number, span in enumerate(spans):
+            enqueue(mariadb.engine, fair, parent=f"alone:{number}", **span)
+    with mariadb.begin() as session:
+        for number, span in enumerate(spans):
+            fair.enqueue(session, CHARGE, PAYLOAD, parent=f"together:{number}", **span)
+
+    assert sum("outbox_" in statement for statement in sent) == len(spans)
+    rows = {entry.parent: (entry, queued) for entry, queued in zip(mariadb.entries, mariadb.queue, strict=True)}
+    for number in range(len(spans)):
+        (alone, alone_queued), (together, together_queued) = rows[f"alone:{number}"], rows[f"together:{number}"]
+        own = {"id", "parent", "parent_id", "tag", "due_at", "created_at"}
+        assert {**alone._asdict(), **dict.fromkeys(own)} == {**together._asdict(), **dict.fromkeys(own)}
+        assert {**alone_queued._asdict(), **dict.fromkeys(own)} == {**together_queued._asdict(), **dict.fromkeys(own)}
+        assert alone_queued.due_at == alone.due_at
+        waits = [row.due_at - row.created_at for row in (alone, together)]
+        assert abs(waits[0] - waits[1]) < timedelta(seconds=30)
+    assert {row.due_at for name, (row, _) in rows.items() if name.endswith(":1")} == {at}
+    assert rows["alone:2"][0].due_at - rows["alone:2"][0].created_at == timedelta(minutes=1, microseconds=7)
 
 
 # --- locks of keys
