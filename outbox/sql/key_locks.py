@@ -107,14 +107,14 @@ def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> Non
     table = key_lock(tables)
     rows = [{"id": id} for id in sorted(set(ids))]
     if rows:
-        connection.execute(table.insert(), rows)
+        connection.execute(_inserting(connection.dialect, table), rows)
         connection.execute(table.delete().where(table.c.id.in_([row["id"] for row in rows])))
 
 
 def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
     table = key_lock(tables)
     try:
-        connection.execute(_inserting_at_once(connection.dialect, table), {"id": id})
+        connection.execute(_inserting(connection.dialect, table, _AT_ONCE), {"id": id})
     except DBAPIError as error:
         if sqlstate(error.orig) != LOCK_NOT_AVAILABLE:
             raise
@@ -137,8 +137,14 @@ _PAUSE = text("SELECT SLEEP(:seconds)")
 
 
 @lru_cache(STATEMENTS_MAX)
-def _inserting_at_once(dialect: Dialect, table: Table) -> TextClause:
-    """With a wait of 0 s for a row that is locked, for this statement only."""
+def _inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
+    """ON DUPLICATE KEY UPDATE, though there is never a row: so each transaction that waits asks for the exclusive lock, and gets
+    it in its turn. A plain INSERT asks for a shared one first, which all get at once, and then they deadlock.
+    """
     name = dialect.identifier_preparer.format_table(table)
-    insert = text(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR INSERT INTO {name} (id) VALUES (:id)")
+    insert = text(f"{before}INSERT INTO {name} (id) VALUES (:id) ON DUPLICATE KEY UPDATE id = id")
     return insert.bindparams(bindparam("id", type_=ID))
+
+
+_AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+"""With a wait of 0 s for a row that is locked, for this statement only."""

@@ -168,6 +168,30 @@ def test_two_transactions_that_wait_for_each_others_keys_do_not_deadlock(mariadb
         assert not wait_for_lock(second, TABLES, ids[0], timedelta(milliseconds=30))
 
 
+def test_many_transactions_with_one_ordering_key_take_turns(mariadb: Database, ob: outbox.Outbox) -> None:
+    """With a plain INSERT for the lock, all that wait get a shared lock at once, and most of them end with a deadlock."""
+    begin_together = threading.Barrier(6)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(5):
+                begin_together.wait()
+                enqueue(mariadb.engine, ob, parent=f"invoice:{number}:{turn}", ordering_key="account:7")
+        except BaseException as error:
+            errors.append(error)
+            begin_together.abort()
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert len({row.position for row in mariadb.queue}) == 30
+
+
 # --- errors
 
 
