@@ -12,10 +12,14 @@ from outbox.sql.mariadb_errors import state_of
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 
 _CHECKED = "sqlalchemy-outbox mariadb"
-"""The key in a pooled connection's `info` for its isolation level, once the connection was checked."""
+"""The key in a pooled connection's `info` for a connection that was checked."""
+
+_LEVEL = "sqlalchemy-outbox mariadb level"
+"""The key for its session's own isolation level, once a transaction without another one has asked for it."""
 
 _SETTINGS = text(
-    "SELECT version(), @@tx_isolation, @@sql_mode, @@character_set_connection, @@innodb_rollback_on_timeout, CHARSET(:bytes)"
+    "SELECT version(), @@sql_mode, @@innodb_rollback_on_timeout, CHARSET(:bytes), @@log_bin AND @@binlog_format = 'STATEMENT',"
+    " @@character_set_client, @@character_set_connection, @@character_set_results"
 ).bindparams(bindparam("bytes", b"", type_=LargeBinary))
 
 
@@ -30,13 +34,25 @@ def require_settings(connection: Connection) -> None:
         )
     pooled: Any = connection.connection
     if _CHECKED not in pooled.info:
-        pooled.info[_CHECKED] = _checked(connection)
-    _require_read_committed(connection.get_execution_options().get("isolation_level") or pooled.info[_CHECKED])
+        _check(connection)
+        pooled.info[_CHECKED] = True
+    _require_read_committed(connection.get_execution_options().get("isolation_level") or _session_level(connection))
 
 
-def _checked(connection: Connection) -> str:
-    """The session's isolation level."""
-    version, isolation, modes, characters, undoes, bytes_as = connection.execute(_SETTINGS).one()
+def _session_level(connection: Connection) -> str:
+    """The session's own level. Not asked while SQLAlchemy has set another one, which it resets when the pool gets it back."""
+    pooled: Any = connection.connection
+    if _LEVEL not in pooled.info:
+        pooled.info[_LEVEL] = connection.execute(_ISOLATION).scalar_one()
+    level: str = pooled.info[_LEVEL]
+    return level
+
+
+_ISOLATION = text("SELECT @@tx_isolation")
+
+
+def _check(connection: Connection) -> None:
+    version, modes, undoes, bytes_as, by_statement, *character_sets = connection.execute(_SETTINGS).one()
     found = connection.dialect.server_version_info or ()
     if tuple(found[:3]) < VERSION_MIN:
         raise ConfigurationError(f"the outbox needs MariaDB {'.'.join(map(str, VERSION_MIN))} or later, not {version}")
@@ -44,11 +60,13 @@ def _checked(connection: Connection) -> str:
         raise ConfigurationError(
             "sql_mode lacks STRICT_TRANS_TABLES, so MariaDB would cut off what is too long: leave it at its default"
         )
-    if "NO_BACKSLASH_ESCAPES" in modes or "ANSI_QUOTES" in modes:
-        raise ConfigurationError("sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES: leave it at its default")
-    if characters != "utf8mb4":
+    if any(mode in modes for mode in _OTHER_SQL):
+        raise ConfigurationError(f"sql_mode has {' or '.join(_OTHER_SQL)}: leave it at its default")
+    if {*character_sets} != {"utf8mb4"}:
+        (other, *_) = sorted({*character_sets} - {"utf8mb4"}, key=str)
         raise ConfigurationError(
-            f"the connection's character set is {characters}, and the outbox needs utf8mb4: leave `charset` out of the URL"
+            f"the connection's character set is {other}, and the outbox needs utf8mb4: leave `charset` out of the URL, and set"
+            " none of character_set_client, character_set_connection and character_set_results to another one"
         )
     if bytes_as != "binary":
         raise ConfigurationError(
@@ -58,7 +76,14 @@ def _checked(connection: Connection) -> str:
         raise ConfigurationError(
             "innodb_rollback_on_timeout is on, so a lock that is not free would undo the transaction: leave it at its default"
         )
-    return str(isolation)
+    if by_statement:
+        raise ConfigurationError(
+            "binlog_format is STATEMENT, in which InnoDB writes nothing at READ COMMITTED: set it to MIXED, its default, or ROW"
+        )
+
+
+_OTHER_SQL = ("NO_BACKSLASH_ESCAPES", "ANSI_QUOTES", "EMPTY_STRING_IS_NULL")
+"""The modes in which the outbox's statements mean something else."""
 
 
 def _require_read_committed(level: str) -> None:

@@ -39,6 +39,7 @@ def enqueue(engine: sa.Engine, ob: outbox.Outbox, **settings: Any) -> None:
         ({"init_command": "SET tx_isolation = 'SERIALIZABLE'"}, "is at SERIALIZABLE"),
         ({"sql_mode": "IGNORE_SPACE"}, "sql_mode lacks STRICT_TRANS_TABLES"),
         ({"sql_mode": "STRICT_TRANS_TABLES,ANSI_QUOTES"}, "sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES"),
+        ({"sql_mode": "STRICT_TRANS_TABLES,EMPTY_STRING_IS_NULL"}, "sql_mode has NO_BACKSLASH_ESCAPES or ANSI_QUOTES"),
         ({"charset": "latin1"}, "the connection's character set is latin1, and the outbox needs utf8mb4"),
     ],
 )
@@ -58,6 +59,32 @@ def test_a_level_that_was_set_on_the_engine_is_accepted(mariadb: Database, ob: o
 
     enqueue(sa.create_engine(url, isolation_level="READ COMMITTED"), ob)
     enqueue(sa.create_engine(url).execution_options(isolation_level="READ COMMITTED"), ob, parent="invoice:43")
+
+    assert len(mariadb.entries) == 2
+
+
+@pytest.mark.parametrize("name", ["client", "connection", "results"])
+def test_each_character_set_of_the_connection_must_be_utf8mb4(mariadb: Database, ob: outbox.Outbox, name: str) -> None:
+    engine = mariadb.new_engine(isolation_level="READ COMMITTED")
+    sa.event.listen(engine, "connect", lambda made, _: made.query(f"SET character_set_{name} = latin1"))
+
+    with pytest.raises(ConfigurationError, match="the connection's character set is latin1"):
+        enqueue(engine, ob, parent="fällig")
+
+    assert mariadb.entries == []
+
+
+def test_the_level_of_one_transaction_says_nothing_about_the_next(mariadb: Database, ob: outbox.Outbox) -> None:
+    """A dispatcher, or `migrations.check`, sets its own level on connections of an app's engine."""
+    url = mariadb.url.update_query_dict({"init_command": "DO 1"})
+    lax, strict = (sa.create_engine(url, pool_size=1, isolation_level=level) for level in (None, "READ COMMITTED"))
+    enqueue(lax.execution_options(isolation_level="READ COMMITTED"), ob)
+
+    with pytest.raises(ConfigurationError, match="is at REPEATABLE-READ"):
+        enqueue(lax, ob, parent="invoice:43")
+    with pytest.raises(ConfigurationError, match="is at SERIALIZABLE"):
+        enqueue(strict.execution_options(isolation_level="SERIALIZABLE"), ob, parent="invoice:43")
+    enqueue(strict, ob, parent="invoice:43")
 
     assert len(mariadb.entries) == 2
 
