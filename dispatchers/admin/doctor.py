@@ -260,6 +260,20 @@ def _pooler(connection: Connection, context: Context) -> Iterable[Finding]:
         yield from rules.pooler(is_between=known not in (None, asked), prepares=prepares)
 
 
+def _server(connection: Connection, context: Context) -> Iterable[Finding]:
+    if connection.dialect.name == "mariadb":
+        found = dict(connection.execute(_SERVER_SETTINGS).one()._mapping)
+        if not found.pop("log_bin"):
+            del found["sync_binlog"]
+        yield from rules.server(found)
+
+
+_SERVER_SETTINGS = text(
+    "SELECT @@GLOBAL.innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog AS sync_binlog,"
+    " @@GLOBAL.max_allowed_packet AS max_allowed_packet, @@GLOBAL.wait_timeout AS wait_timeout, @@GLOBAL.log_bin AS log_bin"
+)
+
+
 def _clock(connection: Connection, context: Context) -> Iterable[Finding]:
     before = datetime.now(UTC)
     now = _now(connection)
@@ -290,6 +304,7 @@ CHECKS: Mapping[str, Check] = {
     "horizon": _horizon,
     "vacuum": _vacuum,
     "pooler": _pooler,
+    "server": _server,
     "clock": _clock,
     "partitions": _partitions,
     "extras": _extras,

@@ -267,6 +267,26 @@ def test_an_open_transaction_holds_back_the_horizon(postgresql: Database, monkey
     assert text.startswith("the idle in transaction session ")
 
 
+def test_settings_of_a_mariadb_that_put_commits_at_risk_are_found(mariadb: Database, ob: outbox.Outbox) -> None:
+    """The server of the tests waits for no disk."""
+    deploy(mariadb, ob)
+    with mariadb.owner() as connection:
+        before = connection.exec_driver_sql(
+            "SELECT @@GLOBAL.wait_timeout, @@GLOBAL.innodb_flush_log_at_trx_commit"
+        ).one()
+        connection.exec_driver_sql("SET GLOBAL wait_timeout = 5, GLOBAL innodb_flush_log_at_trx_commit = 2")
+    try:
+        document = examined(mariadb)
+    finally:
+        with mariadb.owner() as connection:
+            restored = "SET GLOBAL wait_timeout = %s, GLOBAL innodb_flush_log_at_trx_commit = %s"
+            connection.exec_driver_sql(restored, tuple(before))
+
+    assert document["unchecked"] == []
+    texts = [(each["check"], each["text"]) for each in document["findings"]]
+    assert texts == [("server", "innodb_flush_log_at_trx_commit is 2"), ("server", "wait_timeout is 5")]
+
+
 def test_autovacuum_that_is_off_is_found(postgresql: Database) -> None:
     with postgresql.owner() as connection:
         connection.exec_driver_sql("ALTER TABLE outbox_queue SET (autovacuum_enabled = false)")
@@ -306,6 +326,8 @@ def test_a_package_that_the_url_needs_is_missed(database: Database, monkeypatch:
         (doctor_rules.pooler(is_between=True, prepares=True), ["warning"]),
         (doctor_rules.pooler(is_between=True, prepares=False), ["notice"]),
         (doctor_rules.pooler(is_between=False, prepares=True), []),
+        (doctor_rules.server({"innodb_flush_log_at_trx_commit": 2, "sync_binlog": 0}), ["warning", "warning"]),
+        (doctor_rules.server({"max_allowed_packet": 2**22, "wait_timeout": 60, "sync_binlog": 1}), []),
         (doctor_rules.clock(timedelta(seconds=6)), ["warning"]),
         (doctor_rules.clock(timedelta(seconds=-6)), ["warning"]),
         (doctor_rules.clock(timedelta(seconds=5)), []),
@@ -338,7 +360,7 @@ def test_without_the_settings_it_says_what_it_did_not_check(database: Database) 
             "not checked: environment: OUTBOX_ENV is not set here",
             "not checked: secrets: OUTBOX_SECRET is not set here",
             "not checked: key ids: OUTBOX_SECRET is not set here",
-            "14 checks, 0 findings",
+            "15 checks, 0 findings",
         ],
     )
 
@@ -366,7 +388,7 @@ def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: out
             "error: suspended: sending is suspended: this is a copy",
             "  means: no dispatcher of this database sends",
             "  do: follow docs/restore.md, then `outbox resume --after-restore`",
-            "17 checks, 1 finding",
+            "18 checks, 1 finding",
         ],
     )
 
