@@ -289,8 +289,8 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
     stored = _stored(entry, database_now(connection))
-    written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
-    if not written.rowcount:
+    inserting = insert_unless_present(connection.dialect.name, tables.entry).values(stored)
+    if connection.execute(inserting.returning(tables.entry.c.id)).first() is None:
         return False
     due_at = NEVER if is_blocked else stored["due_at"]
     position = None if entry.ordering_key is None else next_position(tables, entry.ordering_key)

@@ -31,7 +31,7 @@ class Instant(TypeDecorator[datetime]):
         return BigInteger() if dialect.name == "sqlite" else DateTime(timezone=True)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if dialect.name == "postgresql" or value is None:
+        if dialect.name in ("postgresql", "portable") or value is None:
             return value
         return (
             (value - EPOCH) // MICROSECOND if dialect.name == "sqlite" else value.astimezone(UTC).replace(tzinfo=None)
@@ -40,7 +40,7 @@ class Instant(TypeDecorator[datetime]):
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        if dialect.name == "postgresql":
+        if dialect.name in ("postgresql", "portable"):
             instant: datetime = value.astimezone(UTC)
         else:
             instant = EPOCH + value * MICROSECOND if dialect.name == "sqlite" else _from_mariadb(value)

@@ -16,6 +16,7 @@ from support.cases import DATABASES, each_value_once, one_case_each
 from support.database import TABLES, Base, Client, Database
 from support.mariadb_copies import MariaDBCopies
 from support.mariadb_server import missing_program, temporary_mariadb, with_driver
+from support.portable import SENT, refused_in
 
 import outbox
 import outbox.migrations
@@ -32,6 +33,7 @@ hypothesis.settings.load_profile("outbox")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
+    parser.addoption("--portable", action="store_true", help="run the tests of a database in the portable mode only")
     parser.addoption("--every-case", action="store_true", help="run each value on each database")
 
 
@@ -42,6 +44,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--portable"):
+        chosen = [item for item in items if "[" in item.name and "portable" in item.name.partition("[")[2].split("-")]
+        chosen = [item for item in chosen if item.name.partition("[")[0] not in NOT_PORTABLE]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+        return
     if config.getoption("--one-case"):
         chosen = one_case_each(items)
     elif config.getoption("--every-case"):
@@ -91,6 +99,10 @@ that are marked `owner`: they change the schema, or have a dispatcher on an engi
 """
 
 
+IN_PORTABLE_MODE = frozenset({"test_enqueue_duplicates", "test_ordering_races", "test_leases_races", "test_run_once"})
+"""The modules whose tests run in the portable mode too. With `--portable` all tests of a database do, and no others run."""
+
+
 ON_MARIADB = frozenset(
     f"test_{name}"
     for name in (
@@ -112,6 +124,16 @@ ON_MARIADB = frozenset(
 )
 """The modules whose tests run on MariaDB too: what the store does. What is above the store does the same on each database."""
 
+
+NOT_PORTABLE: dict[str, str] = {
+    "test_two_dispatchers_run_each_callback_once": "a callback is called again after 40001, and commits once",
+    "test_one_dispatcher_works_in_one_event_loop_after_the_other": "a callback is called again after 40001",
+    "test_of_two_who_confirm_at_once_one_carries_it_out": "the second operator gets 40001, and confirms again",
+    "test_an_async_callback_that_is_overdue_is_cancelled": "no other connection can end its transaction, as on SQLite",
+    "test_a_request_without_the_tables_learns_how_they_are_made": "a table is missing first, because there is no function",
+    "test_an_autocommit_connection_is_refused_and_nothing_is_written": "its engine cannot be in autocommit by the driver",
+}
+"""The tests of a database that are left out of `--portable`, each with what is different in that mode."""
 
 HINTED = frozenset(
     {
@@ -137,7 +159,7 @@ class Copies:
     A copy is a thousand small files, a third of a second here: one that came back as it was is emptied and used again.
     """
 
-    def __init__(self, server_url: sa.URL) -> None:
+    def __init__(self, server_url: sa.URL, *, has_roles: bool = True) -> None:
         self._server_url = server_url
         self._admin = sa.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         self._run = uuid4().hex[:8]  # several pytest-xdist workers may share one server
@@ -148,7 +170,8 @@ class Copies:
         url = server_url.set(database=self._template)
         _create_tables(url)
         self._roles = {"app": f"app_{self._run}", "dispatcher": f"dispatcher_{self._run}"}
-        _give_rights(url, self._roles)
+        if has_roles:
+            _give_rights(url, self._roles)
         with _autocommit(url) as connection:
             self._shape = connection.execute(_SHAPE).one()
 
@@ -168,7 +191,9 @@ class Copies:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection, database.kept.pids()):
                 if used := connection.execute(_USED, {"tables": OURS}).scalars().all():
                     connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
-                connection.exec_driver_sql("SELECT setval('outbox_position', 1, false), pg_stat_reset()")
+                if database.name == "postgresql":
+                    connection.exec_driver_sql("SELECT setval('outbox_position', 1, false)")
+                connection.exec_driver_sql("SELECT pg_stat_reset()")
                 connection.exec_driver_sql(
                     "DELETE FROM pg_statistic"
                 )  # an emptied table keeps what ANALYZE found in it
@@ -247,6 +272,25 @@ def copies(server_url: sa.URL) -> Iterator[Copies]:
 
 
 @pytest.fixture(scope="session")
+def portable_copies(server_url: sa.URL) -> Iterator[Copies]:
+    copies = Copies(server_url.set(drivername="portable+psycopg"), has_roles=False)
+    yield copies
+    copies.close()
+    if os.environ.get("OUTBOX_TEST_DATABASE_URL"):
+        copies.drop()
+
+
+@pytest.fixture
+def portable(portable_copies: Copies, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database of the test's own, on PostgreSQL in the portable mode. With `--portable` each statement is audited."""
+    database = portable_copies.take()
+    with SENT.recorded() if request.config.getoption("--portable") else nullcontext([]) as sent:
+        yield database
+    portable_copies.give_back(database)
+    assert [found for statement in sent for found in refused_in(statement)] == []
+
+
+@pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "shop.db"
     _create_tables(sa.URL.create("sqlite", database=str(path)))
@@ -299,7 +343,11 @@ def mariadb(mariadb_copies: MariaDBCopies, request: pytest.FixtureRequest) -> It
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of `database` runs on each kind; on MariaDB those of the modules that show what differs there."""
     if "database" in metafunc.fixturenames and not _is_given(metafunc, "database"):
-        kinds = DATABASES if metafunc.module.__name__ in ON_MARIADB else DATABASES[:2]
+        kinds = DATABASES[:3] if metafunc.module.__name__ in ON_MARIADB else DATABASES[:2]
+        if metafunc.module.__name__ in IN_PORTABLE_MODE:
+            kinds = DATABASES
+        if metafunc.config.getoption("--portable"):
+            kinds = ("portable",)
         metafunc.parametrize("database", kinds, indirect=True)
 
 

@@ -369,7 +369,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("tombstone_forget", "tombstone", ["forget_at", "id"])
 
-    if dialect.name == "mariadb":
+    if dialect.name in ("mariadb", "portable"):
         create_table(f"{prefix}key_lock", sa.Column("id", ID, primary_key=True), schema=schema)
     if dialect.name == "postgresql":
         _create_functions(op, schema, prefix)
@@ -461,7 +461,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "destination",
     )
     again = {"if_exists": True} if dialect.name == "mariadb" else {}
-    if dialect.name == "mariadb":
+    if dialect.name in ("mariadb", "portable"):
         op.drop_table(f"{prefix}key_lock", schema=schema, **again)
     for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema, **again)

@@ -69,7 +69,10 @@ def partition(target: options.Target, undo: bool) -> None:
 
 @db.command()
 @click.option(
-    "--dialect", default="postgresql", type=click.Choice(["postgresql", "sqlite", "mariadb"]), show_default=True
+    "--dialect",
+    default="postgresql",
+    type=click.Choice(["postgresql", "sqlite", "mariadb", "portable"]),
+    show_default=True,
 )
 @click.option("--since", metavar="REVISION", help="Only migrations after this revision, the database's current one.")
 @options.schema_option

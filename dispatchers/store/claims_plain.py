@@ -5,12 +5,27 @@ MariaDB `claims_mariadb` has these statements as text.
 """
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Table, Update, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Select,
+    Table,
+    Update,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
@@ -20,11 +35,14 @@ from dispatchers.store.claimed_row import Lease, LockedRow, leased_entry
 from dispatchers.store.fair_share import claimable_at, read_backlog
 from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
+from dispatchers.store.transactions import CONFLICTED
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.dialect import change_in_order, clock, database_now
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.times import NEVER, Instant
+
+CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
 
 
 def claim(
@@ -96,10 +114,8 @@ def _lock_due(
         .where(*claimable_at(queue, quota, request.cutoff, now, scope), *_served(tables, request), *allowed)
         .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
         .order_by(queue.c.due_at)
-        .limit(quota.permits)
-        .with_for_update(skip_locked=True)
     )
-    ids = connection.execute(due).scalars().all()
+    ids = _chosen(connection, due, quota.permits)
     if not ids:
         return []
     entry, record, settlement = tables.entry, tables.record, tables.settlement
@@ -113,6 +129,17 @@ def _lock_due(
     )
     rows = {row[0]: LockedRow._make(row) for row in connection.execute(locked)}
     return [rows[id] for id in ids if id in rows]
+
+
+def _chosen(connection: Connection, due: Select[UUID], permits: int) -> Sequence[UUID]:
+    """The oldest of the due ids, locked. In the portable mode nothing is locked, and the commit decides: after a conflict with
+    another dispatcher this one chooses at random among more, so that the two seldom meet again.
+    """
+    if not connection.info.get(CONFLICTED):
+        return connection.execute(due.limit(permits).with_for_update(skip_locked=True)).scalars().all()
+    ids = connection.execute(due.limit(permits * CANDIDATES)).scalars().all()
+    chosen = set(random.sample(ids, min(permits, len(ids))))
+    return [id for id in ids if id in chosen]
 
 
 def _read(tables: Tables) -> list[Column[Any]]:

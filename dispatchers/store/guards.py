@@ -79,6 +79,22 @@ def guard(connection: Connection, guards: Guards = GUARDS) -> None:
         connection.execute(guarding(guards))
 
 
+def limit_portable(connection: Connection, guards: Guards) -> None:
+    """Set the limits of a transaction of the portable mode: without them a stopped process would block the others."""
+    connection.execute(_limiting_portable(guards))
+
+
+@lru_cache(STATEMENTS_MAX)
+def _limiting_portable(guards: Guards) -> TextClause:
+    limits = {"lock_timeout": guards.lock_wait, "idle_in_transaction_session_timeout": guards.silence}
+    limited = (
+        f"set_config('{name}', '{limit // timedelta(milliseconds=1)}ms', true)"
+        for name, limit in limits.items()
+        if limit
+    )
+    return text(f"SELECT {', '.join(limited)}")
+
+
 @lru_cache(STATEMENTS_MAX)
 def guarding(guards: Guards) -> TextClause:
     return text(f"SELECT {guards.sql}")

@@ -1,26 +1,35 @@
 """Runs each piece of work of the store in a transaction of its own. No wait is without a limit."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
-from dispatchers.store.guards import guard, guards_for
+from dispatchers.store.guards import guard, guards_for, limit_portable
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.sql.connections import require_utf8, write_iso_dates
-from outbox.sql.dialect import is_in_autocommit, isolation_level
+from outbox.sql.dialect import CONFLICTS, is_in_autocommit, isolation_level, sqlstate
 
 Result = TypeVar("Result")
 
 STORE_THREADS = 2  # exchanges that run at the same time
 MAINTENANCE = "maintenance"
+CONFLICTED = "sqlalchemy-outbox conflicted"
+"""The key in a connection's `info` for whether its transaction repeats one that the server ended for another's sake."""
+
+CONFLICT_TRIES = 10
+FIRST_PAUSE_SECONDS_MAX = 0.05  # each next pause is twice as long at most
+CONFLICT_PAUSE_SECONDS_MAX = 1.0  # all together take less than the time after which a silent database is given up
 
 
 class Transactions:
     """Runs work at READ COMMITTED, even if the engine has another isolation level: at that level, concurrent claims would fail.
+    In the portable mode it runs work at SERIALIZABLE, again after each conflict.
 
     Work has its own threads, so that a hanging send does not delay it. With an AsyncEngine it runs on the event loop.
     """
@@ -31,7 +40,11 @@ class Transactions:
         self._async_engine = async_engine
         self._threads = Threads(STORE_THREADS, "outbox-store")
         self._maintenance_thread = Threads(1, "outbox-maintenance")
-        self._is_watched = engine.dialect.name == "postgresql"  # SQLite always answers: a locked file is an error
+        is_portable = engine.dialect.name == "portable"
+        self._transact = self._in_portable_transactions if is_portable else self._at_read_committed
+        self._is_watched = (
+            is_portable or engine.dialect.name == "postgresql"
+        )  # SQLite always answers: a locked file is an error
         self._timeouts = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
@@ -79,12 +92,12 @@ class Transactions:
 
     async def _run_async(self, silence: Silence | None, work: Callable[[Connection], Result]) -> Result:
         async with self._async_engine.connect() as connection:
-            result: Result = await connection.run_sync(self._at_read_committed, silence, work)
+            result: Result = await connection.run_sync(self._transact, silence, work)
             return result
 
     def _run_blocking(self, silence: Silence | None, work: Callable[[Connection], Result]) -> Result:
         with self._engine.connect() as connection:
-            return self._at_read_committed(connection, silence, work)
+            return self._transact(connection, silence, work)
 
     def _at_read_committed(
         self, connection: Connection, silence: Silence | None, work: Callable[[Connection], Result]
@@ -97,7 +110,42 @@ class Transactions:
             self._is_at_read_committed = level == "READ COMMITTED" and not is_in_autocommit(connection)
         if not self._is_at_read_committed:
             connection.execution_options(isolation_level="READ COMMITTED")
-        with connection.begin():
-            require_utf8(connection)
-            write_iso_dates(connection)
+        return _in_transaction(connection, work)
+
+    def _in_portable_transactions(
+        self, connection: Connection, silence: Silence | None, work: Callable[[Connection], Result]
+    ) -> Result:
+        """Run `work` at SERIALIZABLE, in one transaction after another until the server does not prefer a concurrent one.
+
+        The server makes the pauses, so that an event loop under the connection is not blocked. Their lengths are random, or two
+        transactions that conflict would meet again.
+        """
+        if silence is not None:
+            silence.connection = connection.connection.driver_connection
+        connection.execution_options(isolation_level="SERIALIZABLE")
+
+        def limited(connection: Connection) -> Result:
+            limit_portable(connection, self.guards)
             return work(connection)
+
+        for attempt in range(CONFLICT_TRIES):
+            connection.info[CONFLICTED] = attempt > 0
+            try:
+                return _in_transaction(connection, limited)
+            except DBAPIError as error:
+                if sqlstate(error.orig) not in CONFLICTS or attempt == CONFLICT_TRIES - 1:
+                    raise
+            with connection.begin():
+                pause = min(CONFLICT_PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**attempt)
+                connection.execute(_PAUSE, {"seconds": random.uniform(0, pause)})
+        raise AssertionError("the last attempt has returned or raised")
+
+
+def _in_transaction(connection: Connection, work: Callable[[Connection], Result]) -> Result:
+    with connection.begin():
+        require_utf8(connection)
+        write_iso_dates(connection)
+        return work(connection)
+
+
+_PAUSE = text("SELECT pg_sleep(:seconds)")

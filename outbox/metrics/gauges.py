@@ -112,8 +112,8 @@ def _number_at(percent: int, among: ColumnElement[int]) -> ColumnElement[int]:
 
 
 def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
-    """The size of every table of the outbox. PostgreSQL and MariaDB look them up; SQLite counts."""
-    if connection.dialect.name == "sqlite":
+    """The size of every table of the outbox. PostgreSQL and MariaDB look them up; SQLite and the portable mode count."""
+    if connection.dialect.name in ("sqlite", "portable"):
         return [_counted(connection, name, table) for name, table in _by_name(tables)]
     sizes = [_found(connection, name, table) for name, table in _by_name(tables)]
     return sizes if connection.dialect.name == "mariadb" else [*sizes, *_of_bodies(connection, tables)]

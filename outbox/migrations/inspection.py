@@ -82,7 +82,7 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
         return [f"schema {schema!r} itself"]
     defined = define_tables(MetaData(), schema=schema, prefix=prefix)
     tables = [*defined.metadata.tables.values()]
-    if connection.dialect.name == "mariadb":
+    if connection.dialect.name in ("mariadb", "portable"):
         tables.append(key_lock(defined))
     existing = inspector.get_multi_columns(schema=schema, filter_names=[table.name for table in tables])
     missing = []

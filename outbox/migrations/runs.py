@@ -94,7 +94,11 @@ def sql(
     run(context, schema, prefix)
     if dialect == "mariadb":  # each statement commits by itself
         return f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS};\n\n" + printed.getvalue()
-    opening = {"postgresql": _opening_on_postgresql(context.dialect, schema), "sqlite": ["BEGIN IMMEDIATE"]}[dialect]
+    opening = {
+        "postgresql": _opening_on_postgresql(context.dialect, schema),
+        "sqlite": ["BEGIN IMMEDIATE"],
+        "portable": ["BEGIN"],
+    }[dialect]
     return "".join(f"{line};\n\n" for line in opening) + printed.getvalue() + "COMMIT;\n"
 
 

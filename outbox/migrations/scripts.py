@@ -30,6 +30,8 @@ def configured(
     """Alembic's context for these tables, without an `env.py`."""
     from alembic.runtime.migration import MigrationContext
 
+    import outbox.migrations.portable  # noqa: F401  # Alembic finds its class by the dialect's name
+
     check_table_names(schema, prefix)
     options |= {"version_table": f"{prefix}version", "version_table_schema": schema}
     return MigrationContext.configure(connection, dialect_name=dialect_name, dialect_opts=dialect_opts, opts=options)

@@ -24,6 +24,8 @@ SYNC_DRIVERS = {
     "postgresql+psycopg_async": "postgresql+psycopg",
     "postgresql+asyncpg": "postgresql+psycopg",
     "mariadb+asyncmy": "mariadb+pymysql",
+    "portable+psycopg_async": "portable+psycopg",
+    "portable+asyncpg": "portable+psycopg",
 }
 ASYNCPG_NAMES = {"ssl": "sslmode", "timeout": "connect_timeout"}
 """What asyncpg calls otherwise than psycopg, in a URL's query."""
@@ -45,7 +47,7 @@ def connected(target: Target) -> Iterator[Connection]:
     engine = _engine(target)
     refuse_unknown_dialect(engine.dialect.name)
     with engine.connect() as connection:
-        if engine.dialect.name != "sqlite":
+        if engine.dialect.name not in ("sqlite", "portable"):
             # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
             # what another run has just made
             connection.execution_options(isolation_level="READ COMMITTED")
@@ -96,7 +98,7 @@ def synchronous(url: URL) -> URL:
     """The database's URL with a synchronous driver, for known asyncio drivers."""
     if url.drivername not in SYNC_DRIVERS:
         return url
-    if url.drivername == "postgresql+asyncpg":
+    if url.drivername.endswith("+asyncpg"):
         query = {ASYNCPG_NAMES.get(name, name): value for name, value in url.query.items() if name not in ASYNCPG_ONLY}
         url = url.set(query=query)
     return url.set(drivername=SYNC_DRIVERS[url.drivername])

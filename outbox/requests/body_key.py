@@ -7,7 +7,7 @@ orders within the window count as one. If the request has an identity of its own
 
 import base64
 import hmac
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
@@ -15,6 +15,7 @@ from time import monotonic
 from sqlalchemy import Connection, select
 
 from outbox.configuration import Configuration
+from outbox.errors import KeyExpired
 from outbox.keys import ParentKey, pae
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
@@ -146,7 +147,8 @@ class _Waiting:
             if _is_current(self._connection, key):
                 return True
         if keeps_snapshot:
-            find_despite_snapshot(self._connection, key)  # an answer after the snapshot cannot be replayed
+            with suppress(KeyExpired):  # of the span before: the request then belongs to the present span
+                find_despite_snapshot(self._connection, key)  # an answer after the snapshot cannot be replayed
         return False
 
     def _wait_for(self, key: RecordKey) -> bool:

@@ -12,6 +12,7 @@ from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response
 from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction
+from outbox.sql.key_locks import impatiently
 
 
 class Lease(NamedTuple):
@@ -178,10 +179,12 @@ def _write(
     if only_expired:
         bears = (*bears, free.c.lease_until <= clock())
     unlocked = select(free.c.id).where(*bears).with_for_update(skip_locked=True)
-    written = connection.execute(
-        update(record).where(record.c.id == unlocked.scalar_subquery(), record.c.lease_token == token).values(changes)
-    )
-    return bool(written.rowcount)
+    change = update(record).where(record.c.id == unlocked.scalar_subquery(), record.c.lease_token == token)
+
+    def write() -> bool:
+        return bool(connection.execute(change.values(changes)).rowcount)
+
+    return impatiently(connection, write) if connection.dialect.name == "portable" else write()
 
 
 def _bears(record: FromClause, lease: Lease, token: UUID) -> tuple[ColumnElement[bool], ...]:

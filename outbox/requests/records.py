@@ -325,9 +325,10 @@ def _read_then_lock(connection: Connection, key: RecordKey) -> _Found:
     is_decided = found.tombstoned or (found.status is not None and not found.expired)
     if connection.dialect.name == "sqlite" or is_decided:
         return found
-    if not try_lock(connection, key.configuration.tables, key.id).taken:
-        return found._replace(locked=False)
-    return _read(connection, key)
+    lock = try_lock(connection, key.configuration.tables, key.id)
+    if not lock.taken:
+        return found._replace(locked=False, keeps_snapshot=lock.keeps_snapshot)
+    return _read(connection, key)._replace(keeps_snapshot=lock.keeps_snapshot)
 
 
 @lru_cache(STATEMENTS_MAX)

@@ -12,6 +12,9 @@ from outbox.errors import ConfigurationError
 from outbox.sql.mariadb_settings import require_settings
 from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
+_LEVEL = "sqlalchemy-outbox portable"
+"""The key in a pooled connection's `info` for its isolation level, once a connection of the portable mode was checked."""
+
 _IS_UTF8 = "sqlalchemy-outbox utf8"
 """The key in a pooled connection's `info` for a connection that was checked."""
 
@@ -33,11 +36,33 @@ def require_utf8(connection: Connection) -> None:
     if connection.dialect.name != "postgresql":
         if connection.dialect.name == "mariadb":
             require_settings(connection)
+        elif connection.dialect.name == "portable":
+            _require_portable(connection, pooled)
         return
     if _IS_UTF8 in pooled.info:
         return
     refuse_other_host(connection.engine.url)
     refuse_other_server(banner_of(pooled.driver_connection))
+    _require_encodings(connection)
+    pooled.info[_IS_UTF8] = True
+
+
+def _require_portable(connection: Connection, pooled: Any) -> None:
+    """Raise `ConfigurationError` unless a transaction of the portable mode is at SERIALIZABLE, on a server for this mode."""
+    if _LEVEL not in pooled.info:
+        refuse_other_host(connection.engine.url)
+        refuse_other_server(banner_of(pooled.driver_connection), portable=True)
+        _require_encodings(connection)
+        pooled.info[_LEVEL] = connection.execute(text("SHOW transaction_isolation")).scalar_one()
+    level = connection.get_execution_options().get("isolation_level") or pooled.info[_LEVEL]
+    if level.upper() not in ("SERIALIZABLE", "AUTOCOMMIT"):
+        raise ConfigurationError(
+            f"the transaction is at {level}, and in the portable mode the outbox needs SERIALIZABLE, the default of"
+            " portable+psycopg://: leave isolation_level out of create_engine"
+        )
+
+
+def _require_encodings(connection: Connection) -> None:
     server, client = _encodings(connection)
     refuse_other_encoding(server)
     if "".join(filter(str.isalnum, client or "")).upper() not in _UTF8_CLIENTS:
@@ -45,7 +70,6 @@ def require_utf8(connection: Connection) -> None:
             f"the connection's client_encoding is {client}, and the outbox needs UTF8: leave client_encoding out of the URL,"
             " of create_engine and of PGCLIENTENCODING, or set it to utf8"
         )
-    pooled.info[_IS_UTF8] = True
 
 
 def refuse_other_encoding(server: str | None) -> None:

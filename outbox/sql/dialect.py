@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql, registry, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.elements import BindParameter
@@ -36,7 +36,7 @@ from outbox.sql.schema import STATEMENTS_MAX
 from outbox.sql.servers import refused
 from outbox.times import Instant
 
-SUPPORTED = ("postgresql", "sqlite", "mariadb")
+SUPPORTED = ("postgresql", "sqlite", "mariadb", "portable")
 SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
 SERIALIZATION_FAILURE = "40001"  # a concurrent change is not in the snapshot of the transaction
@@ -52,6 +52,14 @@ TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
 """Appendix A: connections, victims of a conflict, resources, a lock that was unavailable in time, shutdown."""
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
+
+for _name, _class in (
+    ("portable", "PortablePsycopg"),
+    ("portable.psycopg", "PortablePsycopg"),
+    ("portable.psycopg_async", "PortableAsyncPsycopg"),
+    ("portable.asyncpg", "PortableAsyncpg"),
+):
+    registry.register(_name, "outbox.sql.portable", _class)
 
 _prepared: WeakSet[Dialect] = WeakSet()
 
@@ -69,6 +77,7 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
 
 @renders(
     postgresql="{0} + make_interval(secs => {1})",
+    portable="{0} + CAST({1} AS double precision) * INTERVAL '1 second'",
     sqlite="{0} + CAST({1} * 1000000 AS INTEGER)",
     mariadb="{0} + INTERVAL ROUND({1} * 1000000) MICROSECOND",
 )
@@ -120,7 +129,7 @@ def stored_body(record: Table) -> ColumnElement[bytes]:
     return _StoredBody(record)
 
 
-@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}", mariadb="{0}")
+@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}", mariadb="{0}", portable="{0}")
 class _StoredBody(FunctionElement[bytes]):
     type = LargeBinary()
     inherit_cache = True
@@ -228,7 +237,7 @@ def is_in_autocommit(connection: Connection) -> bool:
 
 def isolation_level(connection: Connection) -> str:
     """The level of the present transaction on PostgreSQL, and of the session on MariaDB, with a space between words."""
-    asked = "SHOW transaction_isolation" if connection.dialect.name == "postgresql" else "SELECT @@tx_isolation"
+    asked = "SELECT @@tx_isolation" if connection.dialect.name == "mariadb" else "SHOW transaction_isolation"
     level: str = connection.execute(text(asked)).scalar_one()
     return level.replace("-", " ").upper()
 

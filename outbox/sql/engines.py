@@ -1,6 +1,7 @@
 """Engines made from a URL that a user typed: errors do not show the URL."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
@@ -40,15 +41,20 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
             f" pip install {_INSTALLED.get(url.get_backend_name(), _INSTALLED['postgresql'])}"
         ) from None
-    event.listen(made, "connect", _refuse_others, insert=True)  # before SQLAlchemy's own, which names no way out
+    event.listen(
+        made, "connect", _refusing(url.get_backend_name()), insert=True
+    )  # before SQLAlchemy's own, which names no way out
     if made.dialect.driver == "psycopg":
         event.listen(made, "connect", _refuse_bytes, insert=True)  # before SQLAlchemy's own
         event.listen(made, "connect", _read_instants)
     return made
 
 
-def _refuse_others(connection: Any, record: Any) -> None:
-    refuse_other_server(banner_of(record.driver_connection))
+def _refusing(database: str) -> Callable[[Any, Any], None]:
+    def refuse(connection: Any, record: Any) -> None:
+        refuse_other_server(banner_of(record.driver_connection), portable=database == "portable")
+
+    return refuse
 
 
 def _refuse_bytes(connection: Any, record: Any) -> None:

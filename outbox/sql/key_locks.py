@@ -1,11 +1,11 @@
 """Locks of keys that end with the transaction.
 
 PostgreSQL has advisory locks, and SQLite one writer, which has all locks. MariaDB's named locks belong to the session and outlive
-its transaction, so there a lock is a row that its holder has inserted and deleted, and has not committed yet: until then another
-transaction cannot insert it, and afterwards nothing is left of it.
+its transaction, and the portable mode uses no advisory locks. So there a lock is a row that its holder has inserted and deleted,
+and has not committed yet: until then another transaction cannot insert it, and afterwards nothing is left of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from time import monotonic
@@ -62,6 +62,8 @@ def try_lock(connection: Connection, tables: Tables, id: UUID) -> Lock:
     """Take the transaction-level lock of `id` if it is free."""
     if connection.dialect.name == "mariadb":
         return Lock(_insert_lock(connection, tables, id), keeps_snapshot=False)
+    if connection.dialect.name == "portable":
+        return Lock(_lock_by_row(connection, tables, id, 1), keeps_snapshot=True)
     return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
 
 
@@ -74,6 +76,8 @@ def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: time
     if connection.dialect.name == "mariadb":
         return _insert_lock_within(connection, tables, id, budget)
     milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
+    if connection.dialect.name == "portable":
+        return _lock_by_row(connection, tables, id, milliseconds)
     before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
     savepoint = connection.begin_nested()  # without a savepoint, a timeout would end the caller's transaction
     try:
@@ -97,6 +101,38 @@ _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
 def lock_number(id: UUID) -> int:
     """PostgreSQL's number for the lock of `id`."""
     return int.from_bytes(id.bytes[:8], "big", signed=True)
+
+
+# --- in the portable mode
+
+
+def _lock_by_row(connection: Connection, tables: Tables, id: UUID, milliseconds: int) -> bool:
+    """Insert and delete the lock's row, waiting at most so long for another transaction that has done so."""
+    table = key_lock(tables)
+
+    def lock() -> bool:
+        connection.execute(table.insert(), {"id": id})
+        connection.execute(table.delete().where(table.c.id == id))
+        return True
+
+    return impatiently(connection, lock, milliseconds)
+
+
+def impatiently(connection: Connection, work: Callable[[], bool], milliseconds: int = 1) -> bool:
+    """The result of `work`, which waits at most so long for each lock; False, with nothing written, if one is not free."""
+    before = connection.execute(text("SHOW lock_timeout")).scalar_one()
+    savepoint = connection.begin_nested()
+    try:
+        connection.execute(text(f"SET LOCAL lock_timeout = '{milliseconds}ms'"))
+        done = work()
+        connection.execute(text(f"SET LOCAL lock_timeout = '{before}'"))
+    except DBAPIError as error:
+        savepoint.rollback()
+        if not is_timeout(error):
+            raise
+        return False
+    savepoint.commit()
+    return done
 
 
 # --- MariaDB

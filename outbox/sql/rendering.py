@@ -10,8 +10,8 @@ from sqlalchemy.sql.functions import FunctionElement
 Element = TypeVar("Element", bound=type[FunctionElement[Any]])
 
 
-def renders(*, postgresql: str, sqlite: str, mariadb: str) -> Callable[[Element], Element]:
-    """Render an element as these texts, with its arguments for `{0}`, `{1}` and so on."""
+def renders(*, postgresql: str, sqlite: str, mariadb: str, portable: str | None = None) -> Callable[[Element], Element]:
+    """Render an element as these texts, with its arguments for `{0}`, `{1}` and so on. portable: None, as on PostgreSQL."""
 
     def register(element: Element) -> Element:
         def render(template: str) -> Callable[..., str]:
@@ -23,6 +23,8 @@ def renders(*, postgresql: str, sqlite: str, mariadb: str) -> Callable[[Element]
         compiles(element)(render(postgresql))
         compiles(element, "sqlite")(render(sqlite))
         compiles(element, "mariadb")(render(mariadb))
+        if portable is not None:
+            compiles(element, "portable")(render(portable))
         return element
 
     return register

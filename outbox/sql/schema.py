@@ -132,7 +132,7 @@ def _listen_for_positions(tables: Tables) -> None:
 
 
 def key_lock(tables: Tables) -> Table:
-    """The table of `outbox.sql.key_locks`, which only MariaDB has, and which is always empty."""
+    """The table of `outbox.sql.key_locks`, which MariaDB and the portable mode have, and which is always empty."""
     name = tables.record.name.removesuffix("record") + "key_lock"
     return Table(
         name, _KEY_LOCKS, Column("id", ID, primary_key=True), schema=tables.record.schema, extend_existing=True
@@ -144,12 +144,12 @@ _KEY_LOCKS = MetaData()
 
 def _listen_for_key_lock(tables: Tables) -> None:
     def create(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name == "mariadb":
+        if connection.dialect.name in ("mariadb", "portable"):
             _set_collation(key_lock(tables), connection)
             key_lock(tables).create(connection, checkfirst=True)
 
     def drop(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name == "mariadb":
+        if connection.dialect.name in ("mariadb", "portable"):
             key_lock(tables).drop(connection, checkfirst=True)
 
     event.listen(tables.record, "after_create", create)

@@ -13,6 +13,8 @@ from sqlalchemy import URL
 from outbox.errors import ConfigurationError
 
 USE_ANOTHER = "use PostgreSQL 15 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
+USE_PORTABLE = "write portable+psycopg://... in the URL, which chooses the portable mode"
+WAYS_OUT = {"CockroachDB": f"use 26.3 or later, and {USE_PORTABLE}", "YugabyteDB": USE_PORTABLE}
 
 REFUSED = {
     "CockroachDB": (
@@ -29,6 +31,8 @@ REFUSED = {
 }
 """Why the outbox does not run on each of them."""
 
+COCKROACHDB_MIN = (26, 3)
+
 _BANNERS = {
     "CockroachDB": re.compile(r"CockroachDB\b(?:\D*?(?P<version>v\d\S*))?"),
     "YugabyteDB": re.compile(r"-YB-(?P<version>[\d.]+)"),
@@ -38,12 +42,20 @@ _BANNERS = {
 _DSQL_HOST = re.compile(r"\.dsql(-\w+)?\.[a-z0-9-]+\.on\.aws\.?$")
 
 
-def refuse_other_server(banner: str | None) -> None:
-    """Raise `ConfigurationError` if a server with this version text is another database. None: unknown."""
+def refuse_other_server(banner: str | None, *, portable: bool = False) -> None:
+    """Raise `ConfigurationError` if a server with this version text is another database. None: unknown.
+
+    portable: whether the engine is in the portable mode, in which YugabyteDB and a new CockroachDB are not refused.
+    """
     for name, pattern in _BANNERS.items():
         found = pattern.search(banner or "")
-        if found:
+        if found and not (portable and _runs_portable(name, found["version"])):
             raise refused(name, found["version"])
+
+
+def _runs_portable(name: str, version: str | None) -> bool:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version or "")[:2])
+    return name == "YugabyteDB" or (name == "CockroachDB" and numbers >= COCKROACHDB_MIN)
 
 
 def refuse_other_host(url: URL) -> None:
@@ -55,9 +67,8 @@ def refuse_other_host(url: URL) -> None:
 
 def refused(name: str, version: str | None = None) -> ConfigurationError:
     named = name if version is None else f"{name} {version}"
-    return ConfigurationError(
-        f"the server is {named}, and the outbox does not run on it: {REFUSED[name]}; {USE_ANOTHER}"
-    )
+    way_out = WAYS_OUT.get(name, USE_ANOTHER)
+    return ConfigurationError(f"the server is {named}, and the outbox does not run on it: {REFUSED[name]}; {way_out}")
 
 
 def banner_of(driver: Any) -> str | None:

@@ -17,7 +17,7 @@ import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.servers import REFUSED, banner_of, refuse_other_host, refuse_other_server
+from outbox.sql.servers import REFUSED, USE_ANOTHER, WAYS_OUT, banner_of, refuse_other_host, refuse_other_server
 
 CRM = {"crm": MemoryAdapter()}
 YUGABYTE = {"server_version": "15.12-YB-2025.2.3.2-b0"}
@@ -51,9 +51,7 @@ def test_another_database_is_refused_by_its_name_and_version(name: str, banner: 
 
     reason = REFUSED[name.split()[0]]
     assert reason in str(refusal.value)
-    assert str(refusal.value).endswith(
-        "use PostgreSQL 15 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
-    )
+    assert str(refusal.value).endswith(WAYS_OUT.get(name.split()[0], USE_ANOTHER))
 
 
 @pytest.mark.parametrize("banner", OWN)

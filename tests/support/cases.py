@@ -6,7 +6,7 @@ from zlib import crc32
 
 import pytest
 
-DATABASES = ("postgresql", "sqlite", "mariadb")
+DATABASES = ("postgresql", "sqlite", "mariadb", "portable")
 SESSIONS = ("sync", "async")
 ASGI_APPS = ("starlette", "middleware", "fastapi", "fastapi_sync")
 PLATFORMS = (DATABASES, SESSIONS, ASGI_APPS)

@@ -65,12 +65,18 @@ def colliding_order() -> Order:
     return Order(customer="ada", amount=13)
 
 
-ASYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy"}
+ASYNC_DRIVERS = {
+    "portable": "portable+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "sqlite": "sqlite+aiosqlite",
+    "mariadb": "mariadb+asyncmy",
+}
 DIALECT_SETTINGS: Mapping[str, dict[str, Any]] = {
     "postgresql": {
         "use_native_hstore": False
     },  # to search for the type hstore takes a new engine as long as to connect
     "sqlite": {},
+    "portable": {},
     "mariadb": {},  # its level is in the URL: `mariadb_copies`
 }
 
@@ -221,6 +227,7 @@ class Database:
         microseconds = by // MICROSECOND
         earlier = {
             "postgresql": f"- interval '{microseconds} microseconds'",
+            "portable": f"- interval '{microseconds} microseconds'",
             "sqlite": f"- {microseconds}",
             "mariadb": f"- INTERVAL {microseconds} MICROSECOND",
         }[self.name]

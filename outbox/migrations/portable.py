@@ -1,0 +1,9 @@
+"""What Alembic knows of the portable mode."""
+
+from alembic.ddl.postgresql import PostgresqlImpl
+
+
+class PortableImpl(PostgresqlImpl):
+    """PostgreSQL's, for the dialects of `outbox.sql.portable`."""
+
+    __dialect__ = "portable"
