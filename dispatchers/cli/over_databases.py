@@ -39,11 +39,14 @@ def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Cal
     def with_each(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
         context = click.get_current_context()
         url = url_of_one(context, databases, database)
+
+        def work(url: str) -> None:
+            command(target=options.Target(url, schema, prefix), **rest)
+
         if url is None:
-            work = lambda each: command(target=options.Target(each, schema, prefix), **rest)  # noqa: E731
             _run_over(context, str(databases), work, None if is_long else DATABASE_SECONDS)
         else:
-            command(target=options.Target(url, schema, prefix), **rest)
+            work(url)
 
     return options.target_options(databases_option(with_each), database_required=False)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from nats.errors import Error
 
 from dispatchers.adapters.brokers.nats_connection import NatsConnection, connected
-from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
+from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.time_limits import FOREVER, Window

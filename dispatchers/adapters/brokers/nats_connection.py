@@ -22,7 +22,7 @@ from nats.errors import (
 from nats.js.errors import NotFoundError
 
 from dispatchers.adapters.brokers.nats_answers import outcome_of, unfit
-from dispatchers.adapters.brokers.one_connection import NotReady
+from dispatchers.adapters.one_connection import NotReady
 from dispatchers.delivery import Deferred, Outcome, Rejected, Unknown
 
 CONNECT_SECONDS: Final = 2  # for one server of several

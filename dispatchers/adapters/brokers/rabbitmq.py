@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from aiormq import spec
 from aiormq.exceptions import AMQPError
 
-from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
 from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection, connected
+from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from outbox.errors import ConfigurationError

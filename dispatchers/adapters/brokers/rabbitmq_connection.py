@@ -18,7 +18,7 @@ from aiormq.exceptions import (
     PublishError,
 )
 
-from dispatchers.adapters.brokers.one_connection import NotReady
+from dispatchers.adapters.one_connection import NotReady
 from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
 
 CONNECT_SECONDS: Final = 5

@@ -24,9 +24,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from dispatchers.adapters.brokers.batch import Batches, BatchLimits
-from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
 from dispatchers.adapters.brokers.redis_answers import Moved
 from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnection, connected
+from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from outbox.errors import ConfigurationError

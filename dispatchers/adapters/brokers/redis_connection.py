@@ -10,7 +10,6 @@ from typing import Any, Final
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from dispatchers.adapters.brokers.one_connection import NotReady
 from dispatchers.adapters.brokers.redis_answers import (
     IS_REPLICA,
     Moved,
@@ -20,6 +19,7 @@ from dispatchers.adapters.brokers.redis_answers import (
     outcome_of_error,
     outcome_of_id,
 )
+from dispatchers.adapters.one_connection import NotReady
 from dispatchers.delivery import Deferred, Outcome, Unknown
 
 CONNECT_SECONDS: Final = 5

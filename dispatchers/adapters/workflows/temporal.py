@@ -24,7 +24,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 
-from dispatchers.adapters.brokers.one_connection import NotReady, OneConnection
+from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.workflows.temporal_answers import (
     LOST,

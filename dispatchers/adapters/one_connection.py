@@ -17,11 +17,11 @@ class NotReady(Exception):
 
 
 class Connection(Protocol):
-    """An open connection to a broker, or one that was open."""
+    """An open connection to a service, or one that was open."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether a message may be sent over it."""
+        """Whether a request may be sent over it."""
         ...
 
     @property
@@ -38,7 +38,7 @@ Opened = TypeVar("Opened", bound=Connection)
 
 
 class OneConnection(Generic[Opened]):
-    """The present connection to a broker. All sends that find none wait for the same attempt to open one.
+    """The present connection to a service. All sends that find none wait for the same attempt to open one.
 
     open: opens a connection, or raises what the client raises.
     """
