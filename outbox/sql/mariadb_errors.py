@@ -16,7 +16,13 @@ _STATES = MappingProxyType(
         1305: "3B001",  # no such savepoint: the server ended its transaction
         1062: "23505",  # a duplicate
         4025: "23514",  # a CHECK
-        1048: "23502",  # NULL in a column that is NOT NULL
+        **dict.fromkeys((1048, 1364), "23502"),  # NULL, or nothing, in a column that is NOT NULL
+        **dict.fromkeys((1216, 1217, 1451, 1452), "23503"),  # a foreign key
+        1406: "22001",  # these: a value that the column does not take, which the text quotes
+        **dict.fromkeys((1264, 1690), "22003"),
+        **dict.fromkeys((1265, 1292, 1366), "22P02"),
+        **dict.fromkeys((1300, 3988), "22021"),
+        1644: "P0001",  # SIGNAL, in a trigger
         1146: "42P01",  # no such table
         1054: "42703",  # no such column
         1064: "42601",  # a syntax error, whose text quotes the statement: see HIDDEN
@@ -26,6 +32,8 @@ _STATES = MappingProxyType(
         1227: "42501",
         1045: "28000",  # a wrong password
         1049: "3D000",  # no such database
+        **dict.fromkeys((3, 1021, 1026, 1114), "53100"),  # the disk, or the tablespace, is full
+        **dict.fromkeys((1037, 1038, 1041, 1135, 1206), "53200"),  # no memory, no thread, no more room for locks
         1040: "53300",  # too many connections
         1203: "53300",
         1226: "53400",
@@ -40,8 +48,15 @@ _STATES = MappingProxyType(
     }
 )
 
-NAMING_NO_VALUES = frozenset(_STATES) - {1062, 1064}
+NAMING_NO_VALUES = frozenset(
+    number for number, state in _STATES.items() if number not in (1062, 1064) and state[:2] not in ("22", "P0")
+)
 """The errors whose text names tables, columns and constraints only: a duplicate quotes the key."""
+
+_UNDOING = frozenset({1213, 1020, 1206})
+"""A deadlock; a row that has changed since the snapshot; no room for locks. After these the whole transaction is undone.
+Source: row_mysql_handle_errors() in storage/innobase/row/row0mysql.cc.
+"""
 
 
 def is_of_server(error: BaseException | None) -> bool:
@@ -53,6 +68,11 @@ def number_of(error: BaseException | None) -> int | None:
     """The error number, the first argument of a driver's error."""
     first = error.args[0] if error is not None and error.args else None
     return first if isinstance(first, int) else None
+
+
+def undoes_transaction(error: BaseException | None) -> bool:
+    """Whether the server has undone the whole transaction with such an error, and not only the statement."""
+    return is_of_server(error) and number_of(error) in _UNDOING
 
 
 def state_of(error: BaseException | None) -> str | None:

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, LargeBinary, bindparam, event, text
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import ConfigurationError, NoTransaction
-from outbox.sql.mariadb_errors import state_of
+from outbox.sql.mariadb_errors import undoes_transaction
 
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 
@@ -111,8 +111,8 @@ def was_undone(connection: Connection) -> bool:
 
 
 @event.listens_for(Engine, "handle_error")
-def _note_deadlock(context: ExceptionContext) -> None:
-    if context.connection is not None and state_of(context.original_exception) == "40P01":
+def _note_undoing(context: ExceptionContext) -> None:
+    if context.connection is not None and undoes_transaction(context.original_exception):
         transaction = context.connection.get_transaction()
         if transaction is not None:
             _undone.add(transaction)

@@ -237,7 +237,31 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     assert "poison" not in record
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+@pytest.mark.owner
+@pytest.mark.parametrize("number", [1644, 1406, 1264, 1366, 1292, 1364, 1452])
+def test_an_outcome_that_mariadb_refuses_stops_no_other(
+    mariadb: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """The drivers drop its SQLSTATE, and the number alone says that the row is the cause."""
+    ids = put(mariadb, ob, count=5)
+    store = DatabaseStore(mariadb.engine, ob.configuration)
+    claimed = claim(store)
+    refusing = f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'it is poison'"
+    condition = "IF COALESCE(NEW.result, '') LIKE '%%poison%%' THEN"
+    execute(
+        mariadb,
+        f"CREATE TRIGGER refuse BEFORE INSERT ON outbox_settlement FOR EACH ROW {condition} {refusing}; END IF",
+    )
+
+    settled = settle(store, *[(e, DELIVERED if e.id == ids[2] else Settle("delivered", 1)) for e in claimed])
+
+    assert settled == {*ids}
+    assert states(mariadb) == {"delivered": 5}
+    (record,) = warned(caplog, ids[2])
+    assert "poison" not in record
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite", "mariadb"])
 def test_text_that_the_driver_cannot_send_harms_no_other_outcome(
     request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str
 ) -> None:
@@ -245,7 +269,7 @@ def test_text_that_the_driver_cannot_send_harms_no_other_outcome(
     ids = put(database, ob, count=5)
     store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim(store)
-    surrogate = Settle("failed", 1, reason="\ud800")
+    surrogate = Settle("failed", 1, reason="\udc80")  # PyMySQL would send this one as a byte
 
     settled = settle(store, *[(e, surrogate if e.id == ids[2] else Settle("delivered", 1)) for e in claimed])
 
