@@ -231,4 +231,15 @@ def _engine(target: Any) -> Engine:
     url = url_of(target, "a dispatcher")
     if url.get_dialect().is_async:
         raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: pass create_async_engine(url)")
-    return engine_of(url)
+    return engine_of(url, connect_args=_waits(url))
+
+
+ANSWER_SECONDS_MAX = 30
+"""How long to wait for an answer of MariaDB, where nothing watches for a silent connection: `watchdog`. Longer than any statement
+of a dispatcher takes, and half the default lease. A URL may have another `read_timeout` or `write_timeout`."""
+
+
+def _waits(url: URL) -> dict[str, int]:
+    if url.get_backend_name() != "mariadb":
+        return {}
+    return {name: ANSWER_SECONDS_MAX for name in ("read_timeout", "write_timeout") if name not in url.query}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from support.relays import relay
 import outbox
 from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.store import database as store_database
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from outbox.sql.dialect import is_passing
 
@@ -223,3 +225,25 @@ def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
     first, second = lines(caplog)
     assert first.startswith("database unavailable: the connection was closed (OperationalError); ")
     assert second.startswith("database available again after ")
+
+
+def test_a_mariadb_that_does_not_answer_is_given_up(
+    mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_database, "ANSWER_SECONDS_MAX", 1)
+    store = store_database.DatabaseStore(mariadb.url, ob.configuration)
+    patient = store_database.DatabaseStore(mariadb.url.update_query_dict({"read_timeout": "5"}), ob.configuration)
+
+    async def wait() -> DBAPIError:
+        await patient.run(lambda connection: connection.execute(sa.text("SELECT SLEEP(1.3)")))
+        with pytest.raises(DBAPIError) as caught:
+            await store.run(lambda connection: connection.execute(sa.text("SELECT SLEEP(9)")))
+        for each in (store, patient):
+            await each.close()
+        return caught.value
+
+    started = time.monotonic()
+    error = asyncio.run(wait())
+
+    assert time.monotonic() - started < 6
+    assert (is_outage(error), is_passing(error)) == (True, True)
