@@ -24,11 +24,16 @@ TEXT_CHARS_MAX = 2**18
 # --- claim
 
 
-def read_clock(connection: Connection, tables: Tables) -> tuple[datetime, bool, int | None]:
-    """The clock, whether sending is suspended, and the number of the database's identity."""
+def read_state(
+    connection: Connection, tables: Tables, asked: Sequence[str]
+) -> tuple[datetime, bool, int | None, set[str]]:
+    """The clock, whether sending is suspended, the number of the database's identity, and which of the asked destinations are
+    throttled, as `is_throttled` has it.
+    """
     names = _Names.of(connection, tables)
-    now, is_suspended, number = _run(connection, names.clock).one()
-    return now.replace(tzinfo=UTC), bool(is_suspended), number
+    rows = _run(connection, f"{names.state} ({_marks(asked) or 'NULL'})", tuple(asked)).all()
+    now, is_suspended, number, _ = rows[0]
+    return now.replace(tzinfo=UTC), bool(is_suspended), number, {row[3] for row in rows if row[3] is not None}
 
 
 def lock_due(
@@ -149,7 +154,11 @@ class _Names:
         self.queue, self.entry = name(tables.queue), name(tables.entry)
         self.suspended = f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL"
         number = f"SELECT number FROM {name(tables.meta)}"
-        self.clock = f"SELECT UTC_TIMESTAMP(6), EXISTS ({self.suspended}), ({number})"
+        throttled = "(d.paused OR d.breaker <> 'closed' OR d.cooldown_until > UTC_TIMESTAMP(6))"
+        self.state = (
+            f"SELECT UTC_TIMESTAMP(6), EXISTS ({self.suspended}), ({number}), d.name FROM (SELECT 1) AS o"
+            f" LEFT JOIN {name(tables.destination)} AS d ON {throttled} AND d.name IN"
+        )
         self.callbacks = (
             f"SELECT UTC_TIMESTAMP(6), c.name FROM (SELECT 1) AS o LEFT JOIN {name(tables.callback)} AS c ON TRUE"
         )

@@ -53,11 +53,10 @@ def claim(
     guards: object = None,
 ) -> list[ClaimedEntry]:
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
-    now, is_suspended, number = _read_clock(connection, tables)
+    now, is_suspended, number, throttled = _read_state(connection, tables, request)
     if is_suspended or (number or 0) < request.seen:
         return []
     claimed: list[ClaimedEntry] = []
-    throttled = _throttled(connection, tables, request, now)
     for quota in request.quotas:
         left = request.entries_max - len(claimed)
         if left <= 0:
@@ -75,12 +74,17 @@ def claim(
     return claimed
 
 
-def _read_clock(connection: Connection, tables: Tables) -> tuple[datetime, bool, int | None]:
+def _read_state(
+    connection: Connection, tables: Tables, request: ClaimRequest
+) -> tuple[datetime, bool, int | None, set[str]]:
+    """The clock, whether sending is suspended, the number of the database's identity, and the throttled destinations."""
+    asked = [quota.destination for quota in request.quotas if not quota.admitted]
     if connection.dialect.name == "mariadb":
-        return claims_mariadb.read_clock(connection, tables)
+        return claims_mariadb.read_state(connection, tables, asked)
     stored = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
-    return now, is_suspended, number
+    throttled = select(tables.destination.c.name).where(tables.destination.c.name.in_(asked), is_throttled(tables, now))
+    return now, is_suspended, number, set(connection.execute(throttled).scalars())
 
 
 def _share_out(
@@ -160,12 +164,6 @@ def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
 
 def _is_suspended(tables: Tables) -> Any:
     return exists().where(tables.meta.c.suspended_reason.is_not(None))
-
-
-def _throttled(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
-    names = [quota.destination for quota in request.quotas if not quota.admitted]
-    rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_throttled(tables, now))
-    return set(connection.execute(rows).scalars())
 
 
 def _lease(
