@@ -22,9 +22,9 @@ MAINTENANCE = "maintenance"
 CONFLICTED = "sqlalchemy-outbox conflicted"
 """The key in a connection's `info` for whether its transaction repeats one that the server ended for another's sake."""
 
-CONFLICT_TRIES = 10
+CONFLICT_TRIES = 30  # with 10, three dispatchers that compete for ordering groups gave up
 FIRST_PAUSE_SECONDS_MAX = 0.05  # each next pause is twice as long at most
-CONFLICT_PAUSE_SECONDS_MAX = 1.0  # all together take less than the time after which a silent database is given up
+CONFLICT_PAUSE_SECONDS_MAX = 1.0
 
 
 class Transactions:
