@@ -55,7 +55,7 @@ class Order(Base):
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.mariadb", description=__doc__)
     parser.add_argument(
-        "urls", nargs="+", metavar="URL", help="such as mariadb+mysqldb://root@/bench?unix_socket=/run/..."
+        "urls", nargs="+", metavar="URL", help="such as mariadb+mysqldb://root@/bench?binary_prefix=1&unix_socket=..."
     )
     urls = parser.parse_args().urls
     with temporary_postgres() as server:
