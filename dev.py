@@ -9,7 +9,7 @@
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200; or on both sides of a message broker, and the
                                    broker itself: --broker nats --messages 50000
-    python3 dev.py galera          three nodes of a MariaDB Galera cluster, until Ctrl-C
+    python3 dev.py galera [ARGS]   three nodes of a Galera cluster, until Ctrl-C; --chaos breaks nodes under load
     python3 dev.py check           lint, types, contracts and the site's build only
     python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("simulate", "kills", "galera", "screenshots"):
         kills = "support.broker_pair" if "--broker" in rest else "support.crash"
         modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
-        modules["galera"] = "support.galera_cluster"
+        modules["galera"] = "support.galera_chaos" if "--chaos" in rest else "support.galera_cluster"
         return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)

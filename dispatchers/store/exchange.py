@@ -3,7 +3,8 @@
 One row must never stop the others. If the database refuses a batch of outcomes, the batch is halved until the refused outcome
 is found. That outcome is stored without its text, or its entry becomes uncertain, or its entry is suspended. A row that cannot
 be claimed is found in the same way, and suspended. If another transaction has locked the next entry of an ordering group, the
-entry before it is settled a moment later.
+entry before it is settled a moment later. If the whole was undone in favour of another transaction, such as a claim of the same
+entries on another node of a Galera cluster, the outcomes are stored first, by themselves.
 """
 
 import logging
@@ -24,7 +25,7 @@ from dispatchers.store.guards import Guards, guard
 from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Run
 from dispatchers.store.queue_update import queue_update
-from dispatchers.store.row_errors import code_of, is_of_one_row, is_of_the_moment, substitutes
+from dispatchers.store.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
 from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
 from outbox.sql.schema import Tables
@@ -67,7 +68,8 @@ class Exchanges:
                 postponed |= locked.ids
                 left = [ending for ending in left if ending[0].id not in locked.ids]
             except Exception as error:
-                if not (is_of_one_row(error) or is_of_the_moment(error)):
+                is_divided = is_conflict(error) and left and request is not None
+                if not (is_of_one_row(error) or is_of_the_moment(error) or is_divided):
                     raise
                 exchange = await self._part_by_part(left, request, callbacks_read, error)
                 break

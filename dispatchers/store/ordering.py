@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, delete, select, update
 from dispatchers.store.queue_update import queue_update
 from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.sql.dialect import clock, upsert
+from outbox.sql.key_locks import certify
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -42,8 +43,9 @@ def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]
     blocks = {entry.id: of[entry.id].blocked_by for entry in ordered if _is_blocked(entry, of[entry.id])}
     heads = {id: group.head for id, group in of.items() if id not in blocks and group.head != id}
     keys = {entry.id: entry.ordering_key or "" for entry in ordered}
-    blocked = _touch_blocks(connection, tables, {keys[id] for id in blocks})
-    touched = _touch_heads(connection, tables, set(heads.values()), claimed)
+    certified = certify(connection, tables, {keys[id] for id in (*heads, *blocks)}, waits=False)
+    blocked = _touch_blocks(connection, tables, {keys[id] for id in blocks if keys[id] in certified})
+    touched = _touch_heads(connection, tables, {head for id, head in heads.items() if keys[id] in certified}, claimed)
     waits = {id: _waits(head, head in touched) for id, head in heads.items()}
     waits |= {id: _waits(head, keys[id] in blocked) for id, head in blocks.items()}
     must_wait: list[Ending] = [(entry, waits[entry.id]) for entry in ordered if entry.id in waits]

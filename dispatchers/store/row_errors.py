@@ -11,6 +11,9 @@ from outbox.sql.dialect import sqlstate
 MOMENTARY = ("55P03", "57014")
 """PostgreSQL, appendix A: lock_timeout expired; the statement was cancelled, for example by statement_timeout."""
 
+CONFLICTS = ("40001", "40P01")
+"""The server has undone the transaction in favour of another one. On Galera also at the COMMIT."""
+
 OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
 """Errors of one row: data, constraints, views' conditions, limits of a row or an index, triggers, corruption."""
 
@@ -18,6 +21,11 @@ OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
 def is_of_the_moment(error: BaseException) -> bool:
     """Whether the statement waited too long, for example for the lock of one row."""
     return sqlstate(getattr(error, "orig", None)) in MOMENTARY
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the whole transaction was undone in favour of another one, and may succeed now."""
+    return sqlstate(getattr(error, "orig", None)) in CONFLICTS
 
 
 def is_of_one_row(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
 from outbox.sql.dialect import database_now
+from outbox.sql.key_locks import certify
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
@@ -76,6 +77,7 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
     locked: Executable = update(record).where(*accepted).values(completion=record.c.completion).returning(record)
     if connection.dialect.name == "mariadb":  # which has no RETURNING there, and is at READ COMMITTED
         locked = select(record).where(*accepted).with_for_update()
+        certify(connection, tables, [f"record {record_id}"])
     row = connection.execute(locked).one_or_none()
     if row is None or connection.execute(select(is_waiting(tables, record_id))).scalar_one():
         return None

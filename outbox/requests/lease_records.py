@@ -12,7 +12,7 @@ from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response
 from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction
-from outbox.sql.key_locks import impatiently
+from outbox.sql.key_locks import certify, impatiently
 
 
 class Lease(NamedTuple):
@@ -118,7 +118,8 @@ def _take_over(connection: Connection, key: RecordKey, standing: _Standing, leng
     key.configuration.keyring.secret(standing.kid)
     lease = Lease(key, uuid4(), standing.kid, length)
     changes = {"lease_token": lease.token, "lease_until": clock_plus(length)}
-    if not _write(connection, lease, standing.token, changes, only_expired=True):
+    certified = certify(connection, key.configuration.tables, [f"record {key.id}"], waits=False)
+    if not certified or not _write(connection, lease, standing.token, changes, only_expired=True):
         raise key_in_flight(key.name)  # its holder is about to answer, or another attempt was faster
     return lease
 
@@ -141,6 +142,8 @@ def require_lease(connection: Connection, lease: Lease, *, lock: bool = False) -
     """Raise `LeaseLost` unless the record has this lease's token. lock: keep it so until the end of the transaction."""
     record = lease.key.configuration.tables.record
     current = select(record.c.id).where(*_bears(record, lease, lease.token))
+    if lock:
+        certify(connection, lease.key.configuration.tables, [f"record {lease.key.id}"])
     if connection.execute(current.with_for_update() if lock else current).first() is None:
         raise lease_lost(lease)
 

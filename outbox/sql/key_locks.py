@@ -5,9 +5,10 @@ its transaction, and the portable mode uses no advisory locks. So there a lock i
 and has not committed yet: until then another transaction cannot insert it, and afterwards nothing is left of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from hashlib import sha256
 from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -18,6 +19,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.sql.column_types import ID
 from outbox.sql.dialect import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
+from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX, Tables, key_lock
 
@@ -145,6 +147,21 @@ def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> Non
     if rows:
         connection.execute(_inserting(connection.dialect, table), rows)
         connection.execute(table.delete().where(table.c.id.in_([row["id"] for row in rows])))
+
+
+def certify(connection: Connection, tables: Tables, names: Collection[str], *, waits: bool = True) -> set[str]:
+    """On a Galera cluster, let only one of the transactions commit that certify one of these names at the same time.
+
+    A lock of a row excludes only transactions on its own node, and Galera compares only what was written: so write, and delete.
+    waits: whether to wait for such a transaction on this node. Returns the names that are certified; elsewhere all of them.
+    """
+    if not names or not is_galera(connection):
+        return set(names)
+    ids = {name: UUID(bytes=sha256(b"certified\0" + name.encode()).digest()[:16]) for name in names}
+    if waits:
+        lock_ids(connection, tables, [*ids.values()])
+        return set(names)
+    return {name for name, id in sorted(ids.items(), key=lambda each: each[1]) if _insert_lock(connection, tables, id)}
 
 
 def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:

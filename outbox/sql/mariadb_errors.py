@@ -37,7 +37,8 @@ _STATES = MappingProxyType(
         1040: "53300",  # too many connections
         1203: "53300",
         1226: "53400",
-        1047: "57P03",  # Galera: this node is not ready
+        1047: "08S01",  # Galera: this node is outside the majority, or has not received the cluster's state yet
+        1180: "08007",  # Galera: the node left the cluster during the COMMIT, whose result is unknown
         1053: "57P01",  # the server shuts down
         1927: "57P01",  # the connection was killed
         1317: "57014",  # the statement was killed

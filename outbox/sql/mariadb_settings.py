@@ -17,6 +17,9 @@ _CHECKED = "sqlalchemy-outbox mariadb"
 _LEVEL = "sqlalchemy-outbox mariadb level"
 """The key for its session's own isolation level, once a transaction without another one has asked for it."""
 
+_IS_GALERA = "sqlalchemy-outbox galera"
+"""The key for whether the connection leads to a node of a Galera cluster."""
+
 _SETTINGS = text(
     "SELECT version(), @@sql_mode, @@innodb_rollback_on_timeout, CHARSET(:bytes), @@log_bin AND @@binlog_format = 'STATEMENT',"
     " @@character_set_client, @@character_set_connection, @@character_set_results"
@@ -35,6 +38,7 @@ def require_settings(connection: Connection) -> None:
     pooled: Any = connection.connection
     if _CHECKED not in pooled.info:
         _check(connection)
+        pooled.info[_IS_GALERA] = _is_replicated(connection)
         pooled.info[_CHECKED] = True
     _require_read_committed(connection.get_execution_options().get("isolation_level") or _session_level(connection))
 
@@ -49,6 +53,32 @@ def _session_level(connection: Connection) -> str:
 
 
 _ISOLATION = text("SELECT @@tx_isolation")
+
+
+def is_galera(connection: Connection) -> bool:
+    """Whether this is a node of a Galera cluster. Its locks are not those of the other nodes: a commit is refused if another node
+    has committed a change of one of its rows. A row that was only locked is not compared.
+    """
+    if connection.dialect.name != "mariadb":
+        return False
+    pooled: Any = connection.connection
+    if _IS_GALERA not in pooled.info:
+        pooled.info[_IS_GALERA] = _is_replicated(connection)
+    return bool(pooled.info[_IS_GALERA])
+
+
+def _is_replicated(connection: Connection) -> bool:
+    """On Galera a new connection may be the first one to another node, so it waits until that has what the others committed."""
+    is_replicated = bool(connection.execute(_REPLICATED).scalar())
+    if is_replicated:
+        connection.execute(_APPLY_ALL)
+    return is_replicated
+
+
+_REPLICATED = text(
+    "SELECT variable_value = 'ON' FROM information_schema.session_variables WHERE variable_name = 'WSREP_ON'"
+)
+_APPLY_ALL = text("SET STATEMENT wsrep_sync_wait = 1 FOR SELECT 1")
 
 
 def _check(connection: Connection) -> None:

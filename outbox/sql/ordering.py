@@ -19,6 +19,8 @@ removes an entry from its group makes the next entry due, with a later statement
 - Another transaction has locked the next entry: an app that is about to cancel it, or a claim. A dispatcher does not wait for
   the lock. It removes the head a moment later, and its other settlements do not wait.
 - `advance` updates the row that it finds, blocked or not. That entry is the head now, and makes the later ones due.
+- The transaction that blocks and the one that removes the head are on two nodes of a Galera cluster. Both certify the group, so
+  one of them is refused at its commit, and is retried.
 - The process crashes. Its transaction is rolled back, and the head's lease expires.
 
 Of the entries of one flush, only the first one of a group is due. The others are blocked from the start, because all of them
@@ -46,6 +48,7 @@ from sqlalchemy import (
 )
 
 from outbox.sql.dialect import clock
+from outbox.sql.key_locks import certify
 from outbox.sql.schema import Tables
 from outbox.times import NEVER, Instant
 
@@ -72,6 +75,7 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
             _advancing_all(connection, tables, cutoff), {"ordering_keys": [*groups], "places": [*positions]}
         )
     else:
+        certify(connection, tables, {place.ordering_key for place in places})
         one = [{"group_key": place.ordering_key, "place": place.position} for place in places]
         connection.execute(_advancing(connection, tables, cutoff), one)
 

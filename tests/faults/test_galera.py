@@ -1,32 +1,36 @@
 """Apps and dispatchers on different nodes of a Galera cluster. One test, because a cluster takes ten seconds to start.
 
-`python3 dev.py galera` starts such a cluster.
+`python3 dev.py galera --chaos` is the long form.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import TABLES
-from support.entries import run_once
+from support.entries import claim_request, quota, run_once
+from support.galera_chaos import chaos
 from support.galera_cluster import missing_part, running_cluster, wait_until
 
 import outbox
 from dispatchers.adapters.memory import MemoryAdapter
-from outbox import migrations
+from dispatchers.store import claims_plain
+from dispatchers.store.outage_log import cause_of, is_outage
 from outbox.sql.dialect import DEADLOCK, sqlstate
 from outbox.sql.engines import engine_of
+from outbox.sql.key_locks import certify
 
 
 def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Outbox) -> None:
     if (missing := missing_part()) is not None:
         pytest.skip(f"{missing} is not installed")
     with running_cluster() as cluster:
+        chaos(cluster, 300, ["kill"])
         engines = [engine_of(url) for url in cluster.urls("shop")]
-        migrations.upgrade(engines[0])
         for check in CHECKS:
             check(engines, ob)
         for engine in engines:
@@ -55,7 +59,7 @@ def left(engine: sa.Engine) -> int:
 def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     service = MemoryAdapter()
     for number in range(200):
-        entry = {"parent": f"order:{number}", "ordering_key": f"group {number % 10}"}
+        entry = {"parent": f"sorted:{number}", "ordering_key": f"group {number % 10}"}
         enqueue = partial(ob.enqueue, operation="crm.upsert", payload={"number": number}, **entry)
         in_transaction(engines[number // 10 % 2], enqueue)
     wait_until(lambda: left(engines[2]) == 200, "all entries on the third node")
@@ -68,4 +72,44 @@ def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob
         assert [number for number in sent if number % 10 == group] == [*range(group, 200, 10)]
 
 
-CHECKS = (one_node_sends_in_order_what_two_others_enqueue,)
+def a_claim_that_another_node_has_committed_is_refused_at_commit(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    in_transaction(engines[0], partial(ob.enqueue, operation="crm.upsert", payload={}, parent="order:claimed"))
+    wait_until(lambda: left(engines[1]) == 1, "the entry on the second node")
+    with engines[0].connect() as one, engines[1].connect() as other:
+        for connection in (one, other):
+            connection.begin()
+            assert len(claims_plain.claim(connection, TABLES, claim_request(quota()))) == 1
+        one.commit()
+
+        with pytest.raises(sa.exc.OperationalError) as refused:
+            other.commit()
+
+    assert sqlstate(refused.value.orig) == DEADLOCK
+
+
+def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    with engines[0].connect() as one, engines[1].connect() as other:
+        for connection in (one, other):
+            connection.begin()
+            assert certify(connection, TABLES, ["group"]) == {"group"}
+        one.commit()
+
+        with pytest.raises(sa.exc.OperationalError) as refused:
+            other.commit()
+
+    assert sqlstate(refused.value.orig) == DEADLOCK
+
+
+CHECKS = (
+    one_node_sends_in_order_what_two_others_enqueue,
+    only_one_of_the_nodes_that_certify_a_name_commits,
+    a_claim_that_another_node_has_committed_is_refused_at_commit,
+)
+
+
+@pytest.mark.parametrize(("number", "cause"), [(1047, "outside the cluster's majority"), (1180, "result is unknown")])
+def test_a_node_that_left_its_cluster_is_an_outage_with_its_cause_named(number: int, cause: str) -> None:
+    error = sa.exc.OperationalError("COMMIT", None, pymysql.err.OperationalError(number, "WSREP"))
+
+    assert is_outage(error)
+    assert cause in cause_of(error)
