@@ -30,7 +30,7 @@ from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.dialect import clock, database_now, insert_unless_present, later
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
-from outbox.sql.mariadb_entry import insert_entry
+from outbox.sql.mariadb_entry import insert_entry, insert_in_pages, whole
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import NEVER, Instant
@@ -121,7 +121,8 @@ def insert_entries(
     """
     if connection.dialect.name != "postgresql":
         if connection.dialect.name == "mariadb":
-            return _insert_on_mariadb(connection, configuration, entries)
+            with whole(connection):
+                return _insert_on_mariadb(connection, configuration, entries)
         return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
@@ -307,8 +308,7 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
     last = lock_ordering_keys(connection, tables, keys) if keys else {}
     stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
-    rows = connection.execute(_insertion_on_mariadb(tables), _one_or_many(stored))
-    written: dict[UUID, datetime] = {row.id: row.due_at for row in rows}
+    written = insert_in_pages(connection, _insertion_on_mariadb(tables), stored)
     alone, in_groups = [], []
     for entry in entries:
         if entry.id not in written:

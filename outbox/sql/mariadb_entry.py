@@ -1,13 +1,16 @@
-"""One entry and its queue row in one statement, for MariaDB: most transactions write one, and each statement is a round trip."""
+"""Writes entries on MariaDB: one with its queue row in one statement, as most transactions write one; and many in several."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Connection, Dialect, Executable
+from sqlalchemy.exc import DBAPIError
 
+from outbox.sql.mariadb_settings import note_undone
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import MICROSECOND
 
@@ -26,6 +29,36 @@ def insert_entry(connection: Connection, tables: Tables, entry: Mapping[str, Any
     parameters = tuple(value.bytes if isinstance(value, UUID) else value for value in given)
     statement = _block(connection.dialect, tables, tuple(stored), tuple(queued))
     return bool(connection.exec_driver_sql(statement, parameters).scalar_one())
+
+
+@contextmanager
+def whole(connection: Connection) -> Iterator[None]:
+    """Let the transaction, or its savepoint, not be committed if a statement of the block fails: the server undoes this statement
+    only, and an entry without its queue row would never be sent.
+    """
+    try:
+        yield
+    except DBAPIError:
+        note_undone(connection)
+        raise
+
+
+def insert_in_pages(connection: Connection, statement: Executable, rows: list[dict[str, Any]]) -> dict[UUID, datetime]:
+    """Execute the INSERT of all rows, no statement longer than a server may take: `max_allowed_packet`. Returns the due times of
+    those that it has written, by their ids.
+    """
+    longest = max(sum(len(value) for value in row.values() if isinstance(value, bytes | str)) for row in rows)
+    page = min(1000, max(1, PAGE_BYTES // (2 * longest + ROW_BYTES)))
+    given = rows[0] if len(rows) == 1 else rows  # SQLAlchemy executes one row with less work than a list of one
+    written = connection.execute(statement, given, execution_options={"insertmanyvalues_page_size": page})
+    return {row.id: row.due_at for row in written}
+
+
+PAGE_BYTES = 1_000_000
+"""What PyMySQL takes as its limit too: a server takes 16 MB by default, and many hosts set 1 MB."""
+
+ROW_BYTES = 1000
+"""A row's short values and the text around them. A long value may double, because quotes and zeros are escaped."""
 
 
 @lru_cache(STATEMENTS_MAX)

@@ -32,8 +32,8 @@ def require_settings(connection: Connection) -> None:
     """
     if was_undone(connection):
         raise NoTransaction(
-            "MariaDB has undone this transaction, after a deadlock with another one: what was written before is gone, so roll the"
-            " session back and run the transaction again"
+            "MariaDB has undone this transaction, after a deadlock with another one, or a part of it, after another error: roll"
+            " the session back and run the transaction again"
         )
     pooled: Any = connection.connection
     if _CHECKED not in pooled.info:
@@ -137,7 +137,14 @@ def was_undone(connection: Connection) -> bool:
     """Whether MariaDB has undone the connection's transaction. It accepts statements nevertheless, in a new transaction, so that
     an app that catches the error could commit the second half of its work.
     """
-    return bool(_undone) and connection.get_transaction() in _undone
+    return bool(_undone) and not _undone.isdisjoint((connection.get_transaction(), connection.get_nested_transaction()))
+
+
+def note_undone(connection: Connection) -> None:
+    """Note that the connection's transaction, or its innermost savepoint, has lost a part of what it has written."""
+    transaction = connection.get_nested_transaction() or connection.get_transaction()
+    if transaction is not None:
+        _undone.add(transaction)
 
 
 @event.listens_for(Engine, "handle_error")

@@ -52,7 +52,8 @@ _BEFORE_TABLES = r"\b(?:FROM|JOIN|INTO|UPDATE|USING|ONLY|TABLE|COPY|EXISTS|ON)"
 
 def _identifier(name: str) -> str:
     quoted = name.replace('"', '""')
-    return rf'(?:"{re.escape(quoted)}(?:_\d{{8}})?"|(?<![\w"]){re.escape(name)}(?:_\d{{8}})?(?![\w"]))'
+    on_mariadb = re.escape(name.replace("`", "``"))
+    return rf'(?:"{re.escape(quoted)}(?:_\d{{8}})?"|`{on_mariadb}`|(?<![\w"]){re.escape(name)}(?:_\d{{8}})?(?![\w"]))'
 
 
 @event.listens_for(Engine, "handle_error")

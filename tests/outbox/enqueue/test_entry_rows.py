@@ -1,0 +1,72 @@
+"""How entries are written on MariaDB, where a failed statement undoes only itself, and a statement's length is limited."""
+
+import pytest
+import sqlalchemy as sa
+from support.database import CHARGE, PAYLOAD, TABLES, Database, Order
+
+import outbox
+from outbox.errors import NoTransaction
+from outbox.sql.schema import define_tables
+from outbox.sql.statement_errors import is_ours
+
+REFUSED_BY_SETTING = (
+    "CREATE TRIGGER refuse BEFORE INSERT ON outbox_queue FOR EACH ROW IF @refuse THEN SIGNAL SQLSTATE '45000'; END IF"
+)
+
+
+@pytest.mark.owner
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_entry_without_its_queue_row_cannot_be_committed(mariadb: Database, ob: outbox.Outbox, count: int) -> None:
+    """With `if_exists="ignore"` the second try of the commit would take the entry that is left for an earlier one."""
+    mariadb.execute(sa.text(REFUSED_BY_SETTING))
+
+    with mariadb.session() as session:
+        session.execute(sa.text("SET @refuse = 1"))
+        session.add(Order(customer="ada", amount=1))
+        for number in range(count):
+            ob.enqueue(session, CHARGE, PAYLOAD, parent=f"invoice:{number}", if_exists="ignore")
+        with pytest.raises(sa.exc.DBAPIError):
+            session.flush()
+        session.connection().execute(sa.text("SET @refuse = 0"))
+        with pytest.raises(NoTransaction, match="a part of it, after another error"):
+            session.commit()
+
+    assert mariadb.counts() == {"orders": 0, "records": 0, "entries": 0, "queue": 0}
+
+
+@pytest.mark.owner
+@pytest.mark.parametrize("count", [1, 2])
+def test_after_a_failed_savepoint_other_entries_are_written(mariadb: Database, ob: outbox.Outbox, count: int) -> None:
+    mariadb.execute(sa.text(REFUSED_BY_SETTING))
+
+    with mariadb.session() as session:
+        session.execute(sa.text("SET @refuse = 1"))
+        savepoint = session.begin_nested()
+        for number in range(count):
+            ob.enqueue(session, CHARGE, PAYLOAD, parent=f"invoice:{number}")
+        with pytest.raises(sa.exc.DBAPIError):
+            savepoint.commit()
+        savepoint.rollback()
+        session.execute(sa.text("SET @refuse = 0"))
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:kept")
+        session.commit()
+
+    assert [entry.parent for entry in mariadb.entries] == ["invoice:kept"]
+    assert len(mariadb.queue) == 1
+
+
+def test_a_flush_that_is_longer_than_a_packet_is_written(mariadb: Database, ob: outbox.Outbox) -> None:
+    """The server takes 16 MiB in one statement."""
+    with mariadb.begin() as session:
+        for number in range(90):
+            ob.enqueue(session, CHARGE, {"quotes": '"' * 50_000}, parent=f"invoice:{number}")
+
+    with mariadb.observer.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(TABLES.entry)) == 90
+
+
+def test_a_database_whose_name_mariadb_quotes_is_recognised_in_statements() -> None:
+    define_tables(sa.MetaData(), schema="shop-2")
+
+    assert is_ours("INSERT INTO `shop-2`.outbox_entry (id) VALUES (1)")
+    assert not is_ours("INSERT INTO `shop-3`.outbox_entry (id) VALUES (1)")
