@@ -83,18 +83,8 @@ COMPILED = ("mysqlclient",)
 """What an extra brings, but no environment of ours: it has no wheels for Linux, and a machine may lack a compiler."""
 
 COMMANDS = (
-    "demo",
-    "test",
-    "bench",
-    "model",
-    "simulate",
-    "kills",
-    "galera",
-    "screenshots",
-    "check",
-    "docs",
-    "env",
-    "lock",
+    *("demo", "test", "bench", "model", "simulate", "kills", "galera"),
+    *("screenshots", "check", "docs", "env", "lock"),
 )
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
