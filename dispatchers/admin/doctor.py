@@ -11,6 +11,7 @@ from functools import partial
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
+from dispatchers.admin import doctor_mariadb
 from dispatchers.admin import doctor_rules as rules
 from dispatchers.admin.dispatchers import is_served, live
 from dispatchers.admin.doctor_rules import Finding
@@ -28,6 +29,7 @@ from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
 from outbox.sql.dialect import clock, sqlstate
+from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
 
@@ -265,12 +267,25 @@ def _server(connection: Connection, context: Context) -> Iterable[Finding]:
         found = dict(connection.execute(_SERVER_SETTINGS).one()._mapping)
         if not found.pop("log_bin"):
             del found["sync_binlog"]
-        yield from rules.server(found)
+        yield from doctor_mariadb.server(found)
 
 
 _SERVER_SETTINGS = text(
     "SELECT @@GLOBAL.innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog AS sync_binlog,"
     " @@GLOBAL.max_allowed_packet AS max_allowed_packet, @@GLOBAL.wait_timeout AS wait_timeout, @@GLOBAL.log_bin AS log_bin"
+)
+
+
+def _galera(connection: Connection, context: Context) -> Iterable[Finding]:
+    if is_galera(connection):
+        yield from doctor_mariadb.galera({name.lower(): value for name, value in connection.execute(_GALERA_SETTINGS)})
+
+
+_GALERA_SETTINGS = text(
+    "SELECT variable_name, variable_value FROM information_schema.global_variables"
+    " WHERE variable_name IN ('INNODB_AUTOINC_LOCK_MODE', 'WSREP_OSU_METHOD', 'WSREP_TRX_FRAGMENT_SIZE')"
+    " UNION ALL SELECT variable_name, variable_value FROM information_schema.global_status"
+    " WHERE variable_name = 'WSREP_CLUSTER_SIZE'"
 )
 
 
@@ -305,6 +320,7 @@ CHECKS: Mapping[str, Check] = {
     "vacuum": _vacuum,
     "pooler": _pooler,
     "server": _server,
+    "galera": _galera,
     "clock": _clock,
     "partitions": _partitions,
     "extras": _extras,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dispatchers.admin.dispatchers import differences, live, readable
 from dispatchers.admin.overview import Unregistered, Unserved
@@ -320,37 +320,6 @@ def clock(ahead: timedelta) -> Iterator[Finding]:
             meaning="leases and windows follow the database's clock alone; a `due` that the app computes is off by as much",
             remedy="synchronise both clocks (NTP)",
         )
-
-
-def server(settings: Mapping[str, int]) -> Iterator[Finding]:
-    """settings: of a MariaDB server, by name; `sync_binlog` only if it writes a binary log."""
-    for name, value in settings.items():
-        rule = _SERVER[name]
-        if value != 1 if rule.least is None else value < rule.least:
-            remedy = f"SET GLOBAL {name} = {rule.least or 1}, and in the server's configuration"
-            yield Finding(
-                check="server", severity="warning", text=f"{name} is {value}", meaning=rule.meaning, remedy=remedy
-            )
-
-
-class _Setting(NamedTuple):
-    """least: None if it must be 1."""
-
-    meaning: str
-    least: int | None = None
-
-
-_LOST = "a commit that was answered may be lost"
-_SERVER = {
-    "innodb_flush_log_at_trx_commit": _Setting(
-        f"{_LOST} if the server's machine stops: the client has its answer, and the effect is gone or is sent again"
-    ),
-    "sync_binlog": _Setting(
-        f"{_LOST} on a replica if the server's machine stops: it may lack effects after its promotion"
-    ),
-    "max_allowed_packet": _Setting("long answers and large batches cannot be stored", 2**22),
-    "wait_timeout": _Setting("connections of a pool are closed while they are idle, and requests fail", 60),
-}
 
 
 def partitions(layout: Layout | None) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from support.entries import age, dispatcher, put, run_once
 import outbox
 from dispatchers import Dispatcher, Operations, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import doctor, doctor_rules
+from dispatchers.admin import doctor, doctor_mariadb, doctor_rules
 from dispatchers.admin.doctor_rules import Finding
 from dispatchers.admin.table_health import Holder, TableHealth
 from dispatchers.cli import doctor as cli_doctor
@@ -326,8 +326,10 @@ def test_a_package_that_the_url_needs_is_missed(database: Database, monkeypatch:
         (doctor_rules.pooler(is_between=True, prepares=True), ["warning"]),
         (doctor_rules.pooler(is_between=True, prepares=False), ["notice"]),
         (doctor_rules.pooler(is_between=False, prepares=True), []),
-        (doctor_rules.server({"innodb_flush_log_at_trx_commit": 2, "sync_binlog": 0}), ["warning", "warning"]),
-        (doctor_rules.server({"max_allowed_packet": 2**22, "wait_timeout": 60, "sync_binlog": 1}), []),
+        (doctor_mariadb.server({"innodb_flush_log_at_trx_commit": 2, "sync_binlog": 0}), ["warning", "warning"]),
+        (doctor_mariadb.server({"max_allowed_packet": 2**22, "wait_timeout": 60, "sync_binlog": 1}), []),
+        (doctor_mariadb.galera({"wsrep_osu_method": "RSU", "wsrep_cluster_size": "2"}), ["warning", "warning"]),
+        (doctor_mariadb.galera({"wsrep_osu_method": "TOI", "wsrep_cluster_size": "3"}), []),
         (doctor_rules.clock(timedelta(seconds=6)), ["warning"]),
         (doctor_rules.clock(timedelta(seconds=-6)), ["warning"]),
         (doctor_rules.clock(timedelta(seconds=5)), []),
@@ -360,7 +362,7 @@ def test_without_the_settings_it_says_what_it_did_not_check(database: Database) 
             "not checked: environment: OUTBOX_ENV is not set here",
             "not checked: secrets: OUTBOX_SECRET is not set here",
             "not checked: key ids: OUTBOX_SECRET is not set here",
-            "15 checks, 0 findings",
+            "16 checks, 0 findings",
         ],
     )
 
@@ -388,7 +390,7 @@ def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: out
             "error: suspended: sending is suspended: this is a copy",
             "  means: no dispatcher of this database sends",
             "  do: follow docs/restore.md, then `outbox resume --after-restore`",
-            "18 checks, 1 finding",
+            "19 checks, 1 finding",
         ],
     )
 

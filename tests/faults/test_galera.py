@@ -18,6 +18,7 @@ from support.galera_cluster import missing_part, running_cluster, wait_until
 
 import outbox
 from dispatchers.adapters.memory import MemoryAdapter
+from dispatchers.admin import doctor
 from dispatchers.store import claims_plain
 from dispatchers.store.outage_log import cause_of, is_outage
 from outbox.sql.dialect import DEADLOCK, sqlstate
@@ -100,7 +101,19 @@ def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], 
     assert sqlstate(refused.value.orig) == DEADLOCK
 
 
+def the_doctor_names_a_node_that_would_change_tables_alone(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    found = []
+    with engines[0].connect() as connection:
+        for method in ("RSU", "TOI"):
+            connection.exec_driver_sql(f"SET GLOBAL wsrep_OSU_method = {method}")
+            context = doctor.Context(tables=TABLES, prefix="outbox_")
+            found.append([each.text for each in doctor.CHECKS["galera"](connection, context)])
+
+    assert found == [["wsrep_osu_method is RSU"], []]
+
+
 CHECKS = (
+    the_doctor_names_a_node_that_would_change_tables_alone,
     one_node_sends_in_order_what_two_others_enqueue,
     only_one_of_the_nodes_that_certify_a_name_commits,
     a_claim_that_another_node_has_committed_is_refused_at_commit,
