@@ -335,7 +335,8 @@ def mariadb_copies() -> Iterator[MariaDBCopies]:
 @pytest.fixture
 def mariadb(mariadb_copies: MariaDBCopies, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, on MariaDB."""
-    database = mariadb_copies.take()
+    is_apps = request.module.__name__ in APP_SIDE and request.node.get_closest_marker("owner") is None
+    database = mariadb_copies.take(as_roles=is_apps)
     yield database
     mariadb_copies.give_back(database, is_changed=request.node.get_closest_marker("owner") is not None)
 

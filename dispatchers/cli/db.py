@@ -90,6 +90,7 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 
 
 @db.command()
+@click.option("--dialect", default="postgresql", type=click.Choice(["postgresql", "mariadb"]), show_default=True)
 @click.option("--app", default="outbox_app", show_default=True, help="Role of the app, which enqueues.")
 @click.option(
     "--dispatcher", default="outbox_dispatcher", show_default=True, help="Role of the dispatcher, which sends."
@@ -106,9 +107,9 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 @options.schema_option
 @options.prefix_option
 @options.json_option
-def roles(schema: str | None, prefix: str, **names: str) -> None:
-    """Print the SQL that creates the PostgreSQL roles."""
+def roles(dialect: str, schema: str | None, prefix: str, **names: str) -> None:
+    """Print the SQL that creates the database's roles."""
     from outbox import migrations
 
-    printed = migrations.roles(schema=schema, prefix=prefix, **names)
+    printed = migrations.roles(dialect, schema=schema, prefix=prefix, **names)
     answer({"sql": printed}, printed)

@@ -11,10 +11,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     ScalarSelect,
+    Table,
     func,
     literal,
     or_,
     select,
+    text,
     tuple_,
     update,
 )
@@ -31,11 +33,27 @@ from outbox.times import NEVER
 
 def unreadable(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
     """The columns that this role may not read. The dashboard's role may not read services' answers, for example."""
+    if connection.dialect.name == "mariadb":
+        return _unreadable_on_mariadb(connection, columns)
     if connection.dialect.name != "postgresql":
         return frozenset()
     may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
     readable = connection.execute(select(*may_read)).one()
     return frozenset(column for column, may in zip(columns, readable, strict=True) if not may)
+
+
+def _unreadable_on_mariadb(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
+    may_read = text(
+        "SELECT column_name FROM information_schema.columns"
+        " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND FIND_IN_SET('select', privileges)"
+    )
+    tables = {column.table for column in columns if isinstance(column.table, Table)}
+    readable = {
+        (table, row.column_name)
+        for table in tables
+        for row in connection.execute(may_read, {"schema": table.schema, "name": table.name})
+    }
+    return frozenset(column for column in columns if (column.table, column.name) not in readable)
 
 
 # --- destinations

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import MetaData, Table
 
+from outbox.errors import InvalidValue
+from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import literal, quoted
 from outbox.sql.parent_index import is_under_sql
@@ -100,6 +102,7 @@ WITHHELD = {
 
 
 def roles(
+    dialect: str = "postgresql",
     *,
     schema: str | None = None,
     prefix: str = "outbox_",
@@ -109,14 +112,30 @@ def roles(
     dashboard: str = "outbox_dashboard",
     operator: str = "outbox_operator",
 ) -> str:
-    """The SQL that gives each role its rights on PostgreSQL, for someone to read and run; running it again changes nothing.
+    """The SQL that gives each role its rights, for someone to read and run; running it again changes nothing.
 
-    A role that does not exist is created without the right to log in: `GRANT outbox_app TO shop` makes a login one of them.
-    Each loses every other right on the outbox's tables. The app may add entries, and cancel one by the function for it,
-    but not change or delete one, nor put one into the queue again; of requests, it changes its open ones. The dashboard reads
-    no payload, answer or key. The operator reads them, and records decisions, but claims nothing, and enqueues only what it asks
-    for again. To be run by the tables' owner, who must be none of the five: the SQL itself refuses that.
+    dialect: `postgresql` or `mariadb`. A role that does not exist is created without the right to log in: `GRANT outbox_app TO
+    shop` makes a login one of them, and on MariaDB `SET DEFAULT ROLE outbox_app FOR shop` uses it. Each loses every other right
+    on the outbox's tables. The app may add entries, and cancel one, but not change or delete one; of requests, it changes
+    its open ones. The dashboard reads no payload, answer or key. The operator reads them, and records decisions, but claims
+    nothing. On PostgreSQL a function cancels, nothing but a new entry enters the queue, and the operator enqueues only what it
+    asks for again; the tables' owner runs the SQL and must be none of the five, or the SQL itself refuses. On MariaDB rights
+    alone say what a role may do (docs/databases.md).
     """
+    names = (app, dispatcher, maintenance, dashboard, operator)
+    if dialect == "postgresql":
+        return _on_postgresql(schema, prefix, *names)
+    if dialect != "mariadb":
+        raise InvalidValue("dialect", dialect, "must be 'postgresql' or 'mariadb': no other database has these roles")
+    defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
+    reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
+    rights = (APP | CANCELLING | LOCKING, DISPATCHER | LOCKING, MAINTENANCE, reading, OPERATOR | LOCKING)
+    return printed_on_mariadb(zip(names, rights, strict=True), schema, prefix)
+
+
+def _on_postgresql(
+    schema: str | None, prefix: str, app: str, dispatcher: str, maintenance: str, dashboard: str, operator: str
+) -> str:
     defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
     names = [table.name for table in defined]
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}

@@ -100,6 +100,7 @@ def test_the_roles_are_those_of_the_library() -> None:
     named = [text for kind, name in roles.items() for text in (f"--{kind}", name)]
 
     assert succeeded("db", "roles") == f"{migrations.roles()}\n"
+    assert succeeded("db", "roles", "--dialect", "mariadb") == f"{migrations.roles('mariadb')}\n"
     assert document("db", "roles", *named, "--prefix", "p_") == {"sql": migrations.roles(prefix="p_", **roles)}
 
 

@@ -130,6 +130,8 @@ class Database:
         return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
 
     def _usual_engine(self, url: sa.URL) -> sa.Engine:
+        if self.name == "mariadb":
+            return self._create_engine(url)
         if self.name != "postgresql":
             return self.new_engine()
         engine = self.kept.engine(url, **self._dialect, execution_options=SHARED)

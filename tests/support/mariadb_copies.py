@@ -6,12 +6,14 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from outbox import migrations
 from outbox.errors import SchemaError
 from support.database import TABLES, Base, Database
 
 # SQLAlchemy does not know the column that makes two orders collide, and there is the lock's table
 COLUMNS = sum(len(table.columns) for made in (TABLES, Base) for table in made.metadata.tables.values()) + 2
 _COLUMNS = sa.text("SELECT count(*) FROM information_schema.columns WHERE table_schema = DATABASE()")
+PARTS = ("app", "dispatcher", "maintenance", "dashboard", "operator")
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
@@ -23,16 +25,41 @@ class MariaDBCopies:
         self._run = uuid4().hex[:8]
         self._made: list[str] = []
         self._idle: list[sa.URL] = []
+        self._roles = {kind: f"{kind}_{self._run}" for kind in ("app", "dispatcher")}
+        self._parts = {kind: f"{kind}_rights_{self._run}" for kind in PARTS}
+        self._with_rights: set[sa.URL] = set()
 
-    def take(self) -> Database:
-        if self._idle:
-            return Database(self._idle.pop())
+    def take(self, *, as_roles: bool = False) -> Database:
+        """as_roles: with the rights of `outbox db roles`, as its app and its dispatchers."""
+        url = self._idle.pop() if self._idle else self._make()
+        if not as_roles:
+            return Database(url)
+        if url not in self._with_rights:
+            self._give_rights(url)
+        return Database(url, self._roles)
+
+    def _give_rights(self, url: sa.URL) -> None:
+        """Those of the app's own tables are both roles', as they are the app's in life."""
+        script = migrations.roles("mariadb", **self._parts)
+        password = f" IDENTIFIED BY '{url.password}'" if url.password else ""
+        with sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
+            for statement in script.splitlines():
+                connection.exec_driver_sql(statement)
+            for kind, login in self._roles.items():
+                connection.exec_driver_sql(f"CREATE USER IF NOT EXISTS {login}{password}")
+                connection.exec_driver_sql(f"GRANT {self._parts[kind]} TO {login}")
+                connection.exec_driver_sql(f"SET DEFAULT ROLE {self._parts[kind]} FOR {login}")
+                for table in Base.metadata.tables:
+                    connection.exec_driver_sql(f"GRANT ALL ON {table} TO {self._parts[kind]}")
+        self._with_rights.add(url)
+
+    def _make(self) -> sa.URL:
         name = f"outbox_test_{self._run}_{len(self._made)}"
         self._made.append(name)
         self._execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         url = self._server_url.set(database=name).update_query_dict({"init_command": READ_COMMITTED})
         self._create_tables(url)
-        return Database(url)
+        return url
 
     def give_back(self, database: Database, *, is_changed: bool) -> None:
         """is_changed: whether the test may have changed the schema."""
@@ -51,6 +78,10 @@ class MariaDBCopies:
     def drop(self) -> None:
         for name in self._made:
             self._execute(f"DROP DATABASE IF EXISTS {name}")
+        for name in self._roles.values() if self._with_rights else ():
+            self._execute(f"DROP USER IF EXISTS {name}")
+        for name in self._parts.values() if self._with_rights else ():
+            self._execute(f"DROP ROLE IF EXISTS {name}")
 
     def _execute(self, statement: str) -> None:
         with self._admin.connect() as connection:
