@@ -176,7 +176,14 @@ def chaos(cluster: Cluster, entries: int, faults: Sequence[str]) -> str:
     senders = [noting(run, dispatch, run, engine, 64) for engine in engines]
     with working(run, *apps, *senders):
         for number, fault in enumerate(faults):
-            break_node(cluster, cluster.nodes[number % size], fault)
+            node = cluster.nodes[number % size]
+            try:
+                break_node(cluster, node, fault)
+            except TimeoutError as error:
+                error.add_note(
+                    f"after the fault {fault!r} of {node.name}, the last lines of its log:\n{node.log()[-2000:]}"
+                )
+                raise
         wait_until(lambda: bool(run.failures) or run.enqueued == entries, "all enqueued", 1800)
         wait_until(lambda: bool(run.failures) or not _count(cluster.nodes[0], "queue"), "all settled", 1800)
     if run.failures:
