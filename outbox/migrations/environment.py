@@ -3,17 +3,19 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from sqlalchemy import BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
+from sqlalchemy import BINARY, BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
+from sqlalchemy.types import TypeEngine
 
 from outbox.migrations.scripts import without_alembic
+from outbox.migrations.targets import refuse_unknown_dialect
 from outbox.sql.body_partitions import body_tables
-from outbox.sql.schema import define_tables
+from outbox.sql.schema import MARIADB_TABLES, define_tables, key_lock
 from outbox.times import Instant
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
 
 
-def metadata(*, schema: str | None = None, prefix: str = "outbox_") -> MetaData:
+def metadata(dialect: str | None = None, *, schema: str | None = None, prefix: str = "outbox_") -> MetaData:
     """The outbox's tables for the app's `target_metadata`, so that its own Alembic makes and follows them.
 
         target_metadata = [Base.metadata, outbox.migrations.metadata()]
@@ -22,26 +24,50 @@ def metadata(*, schema: str | None = None, prefix: str = "outbox_") -> MetaData:
     PostgreSQL schema, the sequence, storage parameters and the function that cancels. The script runs as it is written and
     imports nothing of the outbox. With a schema, `context.configure` needs `include_schemas=True`.
 
-    Raises: SchemaError without Alembic.
+    dialect: `mariadb` for its types, the collation of its tables and the table of locks; left out for PostgreSQL and SQLite.
+
+    Raises: SchemaError without Alembic, or for a dialect that has no migrations.
     """
     try:
         from outbox.migrations.comparison import NAMES  # Alembic is an extra, which the other functions do without
     except ModuleNotFoundError as error:
         raise without_alembic() from error
+    if dialect is not None:
+        refuse_unknown_dialect(dialect)
     made = MetaData(info={NAMES: (schema, prefix)})
-    define_tables(made, schema=schema, prefix=prefix)
+    tables = define_tables(made, schema=schema, prefix=prefix)
+    if dialect == "mariadb":
+        key_lock(tables).to_metadata(made)
     for table in made.tables.values():
         for column in table.columns:
-            # what a script can name without importing us; on MariaDB our own migrations make the tables
-            if isinstance(column.type, Instant):
-                column.type = DateTime(timezone=True).with_variant(BigInteger(), "sqlite")
-            elif isinstance(column.type, Uuid):
-                column.type = Uuid()
-            elif isinstance(column.type, LargeBinary):
-                column.type = LargeBinary(column.type.length)
-            elif isinstance(column.type, Text):
-                column.type = Text()
+            # what a script can name without importing us
+            column.type = _type_on_mariadb(column.type) if dialect == "mariadb" else _plain_type(column.type)
+        if dialect == "mariadb":
+            table.kwargs.update(MARIADB_TABLES)
     return made
+
+
+def _plain_type(type: TypeEngine[Any]) -> TypeEngine[Any]:
+    if isinstance(type, Instant):
+        return DateTime(timezone=True).with_variant(BigInteger(), "sqlite")
+    if isinstance(type, Uuid):
+        return Uuid()
+    if isinstance(type, LargeBinary):
+        return LargeBinary(type.length)
+    return Text() if isinstance(type, Text) else type
+
+
+def _type_on_mariadb(type: TypeEngine[Any]) -> TypeEngine[Any]:
+    """As the server names it after our migrations, because Alembic compares these names."""
+    from sqlalchemy.dialects import mysql  # a process on another database does without
+
+    if isinstance(type, Instant):
+        return mysql.DATETIME(fsp=6)
+    if isinstance(type, Uuid):
+        return BINARY(16)
+    if isinstance(type, LargeBinary):
+        return mysql.TINYBLOB() if type.length else mysql.LONGBLOB()
+    return mysql.LONGTEXT() if isinstance(type, Text) else type
 
 
 def include_name(also: NameFilter | None = None, *, schema: str | None = None, prefix: str = "outbox_") -> NameFilter:
@@ -53,7 +79,7 @@ def include_name(also: NameFilter | None = None, *, schema: str | None = None, p
     does not know. `also` is the app's own filter, or that of another outbox: a name is included if both say so.
     """
     ours = {table.name for table in define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()}
-    ours.add(f"{prefix}version")
+    ours |= {f"{prefix}version", f"{prefix}key_lock"}
     bodies = body_tables(prefix)
 
     def is_included(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:
