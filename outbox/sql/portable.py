@@ -38,6 +38,8 @@ class _Portable:
 
 
 class PortablePsycopg(_Portable, PGDialect_psycopg):
+    """`portable+psycopg`, for an engine and for an async one."""
+
     statement_compiler = _PsycopgCompiler
     supports_statement_cache = True
 
@@ -47,10 +49,14 @@ class PortablePsycopg(_Portable, PGDialect_psycopg):
 
 
 class PortableAsyncPsycopg(_Portable, PGDialectAsync_psycopg):
+    """`portable+psycopg` in `create_async_engine()`, or `portable+psycopg_async`."""
+
     statement_compiler = _PsycopgCompiler
     supports_statement_cache = True
 
 
 class PortableAsyncpg(_Portable, PGDialect_asyncpg):
+    """`portable+asyncpg`."""
+
     statement_compiler = _AsyncpgCompiler
     supports_statement_cache = True

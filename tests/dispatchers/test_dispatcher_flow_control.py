@@ -465,6 +465,8 @@ PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
     "process/dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
+    "store/claims_plain.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
+    "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
     "admin/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/proposals.py": {"propose"},  # its id is chance; its time is the database's
     "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's
