@@ -68,7 +68,7 @@ class NatsPair:
         subscription = await js.pull_subscribe_bind("billing", STREAM)
         while True:
             messages: list[Any] = []
-            with suppress(Error):  # none within a second, or no leader
+            with suppress(Error, TimeoutError):  # none within a second, or no leader
                 messages = await subscription.fetch(BATCH, timeout=1)
             received = {
                 message.headers["Nats-Msg-Id"]: (

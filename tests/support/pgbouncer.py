@@ -1,7 +1,9 @@
 """A real PgBouncer in transaction mode, before the test server, for as long as a block lasts."""
 
+import os
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -53,7 +55,7 @@ def pgbouncer(url: sa.URL, *, pool_size: int) -> Iterator[sa.URL]:
     try:
         settings = directory / "pgbouncer.ini"
         settings.write_text(_settings(url, directory, pool_size))
-        process = _start(program, settings, directory)
+        process = _start(program, settings, directory, str(url.query.get("host") or url.host or ""))
         try:
             yield sa.URL.create(
                 "postgresql+psycopg",
@@ -89,10 +91,12 @@ logfile = {directory}/log
 _SERVER = ("host", "port", "user", "password")
 
 
-def _start(program: str, settings: Path, directory: Path) -> subprocess.Popen[bytes]:
-    """Start it as the first user that it agrees to run as: like PostgreSQL, it refuses root."""
+def _start(program: str, settings: Path, directory: Path, host: str) -> subprocess.Popen[bytes]:
+    """Start it as the first user that it agrees to run as, and that reaches the server: like PostgreSQL, it refuses root."""
     log = directory / "output"
     for identity in launcher._identities():
+        if not _reaches(host, os.geteuid() if identity.owner is None else identity.owner):
+            continue
         if identity.owner is not None:
             for path in (directory, settings):
                 shutil.chown(path, identity.owner)
@@ -103,6 +107,17 @@ def _start(program: str, settings: Path, directory: Path) -> subprocess.Popen[by
         if _is_ready(process, directory / f".s.PGSQL.{PORT}"):
             return process
     raise AssertionError(f"pgbouncer did not start: {log.read_text() if log.exists() else 'no user to run it as'}")
+
+
+def _reaches(host: str, user: int) -> bool:
+    """Whether this user may open a socket in the server's folder. That of a server of the tests is open to one user only: the
+    first one as whom it started.
+    """
+    folder = Path(host)
+    if not host.startswith("/") or not folder.is_dir():
+        return True
+    found = folder.stat()
+    return found.st_uid == user or bool(found.st_mode & stat.S_IXOTH)
 
 
 def _is_ready(process: subprocess.Popen[bytes], path: Path) -> bool:
