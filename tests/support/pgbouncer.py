@@ -21,6 +21,7 @@ from support.database import Database
 
 PORT = 6432  # only part of the socket's name, and the directory is fresh
 READY_SECONDS_MAX = 20
+START_TRIES = 3  # on a busy machine a first process sometimes does not enter its user namespace
 NO_PREPARED = {
     "prepare_threshold": None
 }  # psycopg's: a prepared statement stays on the connection that it was prepared on
@@ -94,7 +95,7 @@ _SERVER = ("host", "port", "user", "password")
 def _start(program: str, settings: Path, directory: Path, host: str) -> subprocess.Popen[bytes]:
     """Start it as the first user that it agrees to run as, and that reaches the server: like PostgreSQL, it refuses root."""
     log = directory / "output"
-    for identity in launcher._identities():
+    for identity in launcher._identities() * START_TRIES:
         if not _reaches(host, os.geteuid() if identity.owner is None else identity.owner):
             continue
         if identity.owner is not None:
