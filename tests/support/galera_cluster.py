@@ -18,6 +18,7 @@ import pymysql
 import sqlalchemy as sa
 
 from support.free_ports import free_ports
+from support.freezing import freeze
 from support.mariadb_server import FAST, SERVERS, missing_program
 
 PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
@@ -80,10 +81,12 @@ class Node:
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        freeze(self.process)
 
     def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def split(self) -> None:
         """Cut its links to all other nodes. Its clients stay connected."""
@@ -126,10 +129,6 @@ class Node:
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
 
     def _end(self, how: signal.Signals) -> None:
         process, self.process = self.process, None

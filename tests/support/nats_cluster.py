@@ -15,6 +15,7 @@ from nats.errors import Error
 from nats.js.errors import NotFoundError
 
 from support.free_ports import free_ports
+from support.freezing import freeze
 
 READY_SECONDS_MAX = 60
 PASSWORD = "open-sesame-5eb63bbb"
@@ -65,7 +66,7 @@ class Node:
 
     def freeze(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -1,6 +1,7 @@
 """A real PgBouncer in transaction mode, before the test server, for as long as a block lasts."""
 
 import os
+import pwd
 import shutil
 import socket
 import stat
@@ -21,10 +22,8 @@ from support.database import Database
 
 PORT = 6432  # only part of the socket's name, and the directory is fresh
 READY_SECONDS_MAX = 20
-START_TRIES = 3  # on a busy machine a first process sometimes does not enter its user namespace
-NO_PREPARED = {
-    "prepare_threshold": None
-}  # psycopg's: a prepared statement stays on the connection that it was prepared on
+# psycopg's: a prepared statement stays on the connection that it was prepared on.
+NO_PREPARED = {"prepare_threshold": None}
 
 
 class BouncedDatabase(Database):
@@ -56,7 +55,7 @@ def pgbouncer(url: sa.URL, *, pool_size: int) -> Iterator[sa.URL]:
     try:
         settings = directory / "pgbouncer.ini"
         settings.write_text(_settings(url, directory, pool_size))
-        process = _start(program, settings, directory, str(url.query.get("host") or url.host or ""))
+        process = _start(program, settings, str(url.query.get("host") or url.host or ""))
         try:
             yield sa.URL.create(
                 "postgresql+psycopg",
@@ -92,33 +91,31 @@ logfile = {directory}/log
 _SERVER = ("host", "port", "user", "password")
 
 
-def _start(program: str, settings: Path, directory: Path, host: str) -> subprocess.Popen[bytes]:
-    """Start it as the first user that it agrees to run as, and that reaches the server: like PostgreSQL, it refuses root."""
+def _start(program: str, settings: Path, server: str) -> subprocess.Popen[bytes]:
+    """Start it, as `nobody` where this is root: PgBouncer refuses root. server: the host, or the folder of its socket."""
+    directory = settings.parent
+    identity: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        account = pwd.getpwnam("nobody")
+        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        for path in (directory, settings):
+            os.chown(path, account.pw_uid, account.pw_gid)
+        for folder in (directory, Path(server)):
+            _let_all_through(folder)
     log = directory / "output"
-    for identity in launcher._identities() * START_TRIES:
-        if not _reaches(host, os.geteuid() if identity.owner is None else identity.owner):
-            continue
-        if identity.owner is not None:
-            for path in (directory, settings):
-                shutil.chown(path, identity.owner)
-        try:
-            process = launcher._spawn([program, settings], log, identity)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        if _is_ready(process, directory / f".s.PGSQL.{PORT}"):
-            return process
-    raise AssertionError(f"pgbouncer did not start: {log.read_text() if log.exists() else 'no user to run it as'}")
+    with log.open("wb") as output:
+        process = subprocess.Popen([program, settings], stdout=output, stderr=output, **identity)
+    if not _is_ready(process, directory / f".s.PGSQL.{PORT}"):
+        raise AssertionError(f"pgbouncer ended with {process.returncode} before it was ready: {log.read_text()}")
+    return process
 
 
-def _reaches(host: str, user: int) -> bool:
-    """Whether this user may open a socket in the server's folder. That of a server of the tests is open to one user only: the
-    first one as whom it started.
-    """
-    folder = Path(host)
-    if not host.startswith("/") or not folder.is_dir():
-        return True
-    found = folder.stat()
-    return found.st_uid == user or bool(found.st_mode & stat.S_IXOTH)
+def _let_all_through(folder: Path) -> None:
+    """Let every user pass this folder of the tests, which is open to one user only, and those that hold it."""
+    base = Path(tempfile.gettempdir())
+    for each in (folder, *folder.parents):
+        if each.is_relative_to(base):
+            each.chmod(each.stat().st_mode | stat.S_IXOTH)
 
 
 def _is_ready(process: subprocess.Popen[bytes], path: Path) -> bool:

@@ -14,6 +14,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from support.free_ports import free_ports
+from support.freezing import freeze
 
 READY_SECONDS_MAX = 60
 BUCKETS = 16_384  # of the hashes of names
@@ -60,7 +61,7 @@ class Server:
 
     def freeze(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from support.database import IMPORT_PATH
 from support.entries import wait_for
 from support.free_ports import free_ports
+from support.freezing import freeze
 
 READY_SECONDS_MAX = 60
 
@@ -80,17 +80,18 @@ class Restate:
         return {id for *found, id in lines if found == [handler, key, number]}
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL).wait(READY_SECONDS_MAX)
+        process = self._running()
+        process.kill()
+        process.wait(READY_SECONDS_MAX)
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        freeze(self._running())
 
     def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+        self._running().send_signal(signal.SIGCONT)
 
-    def _signal(self, how: signal.Signals) -> Any:
+    def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
-        self._process.send_signal(how)
         return self._process
 
     @staticmethod
