@@ -105,10 +105,8 @@ class Databases:
     def deciding(self) -> Iterator[Connection]:
         """A connection in a transaction that commits at the block's end. Then the dispatchers are woken."""
         with self._deciding.connect() as connection:
-            if connection.dialect.name not in (
-                "sqlite",
-                "portable",
-            ):  # whatever the app's engine has: the row is locked, then compared
+            # Whatever the app's engine has: the row is locked, then compared.
+            if connection.dialect.name not in ("sqlite", "portable"):
                 connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
                 self._prepare(connection)

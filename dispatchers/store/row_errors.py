@@ -6,13 +6,10 @@ from dataclasses import replace
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, RetryCallback, Settle, Transition
-from outbox.sql.dialect import sqlstate
+from outbox.sql.dialect import CONFLICTS, sqlstate
 
 MOMENTARY = ("55P03", "57014")
 """PostgreSQL, appendix A: lock_timeout expired; the statement was cancelled, for example by statement_timeout."""
-
-CONFLICTS = ("40001", "40P01")
-"""The server has undone the transaction in favour of another one. On Galera also at the COMMIT."""
 
 OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
 """Errors of one row: data, constraints, views' conditions, limits of a row or an index, triggers, corruption."""
@@ -24,7 +21,7 @@ def is_of_the_moment(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the whole transaction was undone in favour of another one, and may succeed now."""
+    """Whether the whole transaction was undone in favour of another one, and may succeed now. On Galera also at the COMMIT."""
     return sqlstate(getattr(error, "orig", None)) in CONFLICTS
 
 

@@ -10,10 +10,11 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.store.guards import guard, guards_for, limit_portable
+from dispatchers.store.row_errors import is_conflict
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.sql.connections import require_utf8, write_iso_dates
-from outbox.sql.dialect import CONFLICTS, is_in_autocommit, isolation_level, sqlstate
+from outbox.sql.dialect import is_in_autocommit, isolation_level
 
 Result = TypeVar("Result")
 
@@ -42,9 +43,8 @@ class Transactions:
         self._maintenance_thread = Threads(1, "outbox-maintenance")
         is_portable = engine.dialect.name == "portable"
         self._transact = self._in_portable_transactions if is_portable else self._at_read_committed
-        self._is_watched = (
-            is_portable or engine.dialect.name == "postgresql"
-        )  # SQLite always answers: a locked file is an error
+        # SQLite always answers: a locked file is an error.
+        self._is_watched = is_portable or engine.dialect.name == "postgresql"
         self._timeouts = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
@@ -133,7 +133,7 @@ class Transactions:
             try:
                 return _in_transaction(connection, limited)
             except DBAPIError as error:
-                if sqlstate(error.orig) not in CONFLICTS or attempt == CONFLICT_TRIES - 1:
+                if not is_conflict(error) or attempt == CONFLICT_TRIES - 1:
                     raise
             with connection.begin():
                 pause = min(CONFLICT_PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**attempt)

@@ -80,11 +80,30 @@ def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: time
     milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
     if connection.dialect.name == "portable":
         return _lock_by_row(connection, tables, id, milliseconds)
+
+    def lock() -> bool:
+        connection.execute(_LOCK, {"key": lock_number(id)})
+        return True
+
+    return impatiently(connection, lock, milliseconds)
+
+
+_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+
+
+def lock_number(id: UUID) -> int:
+    """PostgreSQL's number for the lock of `id`."""
+    return int.from_bytes(id.bytes[:8], "big", signed=True)
+
+
+def impatiently(connection: Connection, work: Callable[[], bool], milliseconds: int = 1) -> bool:
+    """The result of `work`, which waits at most so long for each lock; False, with nothing written, if one is not free."""
     before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
     savepoint = connection.begin_nested()  # without a savepoint, a timeout would end the caller's transaction
     try:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
-        connection.execute(_LOCK, {"key": lock_number(id)})
+        done = work()
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
     except DBAPIError as error:
         savepoint.rollback()
@@ -92,17 +111,10 @@ def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: time
             raise
         return False
     savepoint.commit()
-    return True
+    return done
 
 
-_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
-_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
-
-
-def lock_number(id: UUID) -> int:
-    """PostgreSQL's number for the lock of `id`."""
-    return int.from_bytes(id.bytes[:8], "big", signed=True)
 
 
 # --- in the portable mode
@@ -118,23 +130,6 @@ def _lock_by_row(connection: Connection, tables: Tables, id: UUID, milliseconds:
         return True
 
     return impatiently(connection, lock, milliseconds)
-
-
-def impatiently(connection: Connection, work: Callable[[], bool], milliseconds: int = 1) -> bool:
-    """The result of `work`, which waits at most so long for each lock; False, with nothing written, if one is not free."""
-    before = connection.execute(text("SHOW lock_timeout")).scalar_one()
-    savepoint = connection.begin_nested()
-    try:
-        connection.execute(text(f"SET LOCAL lock_timeout = '{milliseconds}ms'"))
-        done = work()
-        connection.execute(text(f"SET LOCAL lock_timeout = '{before}'"))
-    except DBAPIError as error:
-        savepoint.rollback()
-        if not is_timeout(error):
-            raise
-        return False
-    savepoint.commit()
-    return done
 
 
 # --- MariaDB
