@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, String, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
@@ -38,7 +38,7 @@ class Order(Base):
     __tablename__ = "bench_order"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    customer: Mapped[str]
+    customer: Mapped[str] = mapped_column(String(255))  # MariaDB wants a length
     amount: Mapped[int]
 
 

@@ -18,12 +18,11 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from itertools import count
 
-from sqlalchemy import Engine, MetaData, String, create_engine, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import Engine, MetaData, create_engine, text
+from sqlalchemy.orm import Session
 
-import outbox
+from benchmarks.enqueue import BENCH, PAYLOAD, Base, Order, numbers
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
@@ -34,22 +33,6 @@ ENTRIES = 10_000
 COMMITS = 300
 DRAIN_GOAL = 0.5
 COMMIT_GOAL = 1.6
-PAYLOAD = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}
-BENCH = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
-
-numbers = count()
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "bench_order"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    customer: Mapped[str] = mapped_column(String(255))
-    amount: Mapped[int]
 
 
 def main() -> None:

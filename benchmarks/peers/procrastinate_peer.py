@@ -16,7 +16,13 @@ DRAIN_CONCURRENCY = 20
 LATENCY_CONCURRENCY = 10
 AT_ONCE = 1_000
 PADDING = "." * 200
-seen: Callable[[int], None] = lambda number: None  # noqa: E731  # what a job does; a command sets it
+
+
+def ignore(number: int) -> None:
+    pass
+
+
+seen: Callable[[int], None] = ignore  # what a job does; a command sets it
 
 logging.getLogger("procrastinate").setLevel(logging.ERROR)  # it warns of an app in the main module
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
@@ -55,7 +61,11 @@ async def drain(step: int) -> None:
 
 async def work() -> None:
     global seen
-    seen = lambda number: print(f"start {number} {time.monotonic()}\n", end="", flush=True)  # noqa: E731
+
+    def report(number: int) -> None:
+        print(f"start {number} {time.monotonic()}\n", end="", flush=True)
+
+    seen = report
     await app.run_worker_async(concurrency=LATENCY_CONCURRENCY, delete_jobs="always")
 
 
