@@ -93,7 +93,7 @@ PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for 
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
 IN_MEMORY_BYTES = 8 << 30  # several times what a run has ever needed
 ALONE_MAX = 3
-LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+CACHE = ROOT / ".pytest_cache"
 CHECKS = (
     ("ruff check",),
     ("ruff format", "--check"),
@@ -127,15 +127,15 @@ def main(arguments: Sequence[str]) -> int:
         kills = "support.broker_pair" if "--broker" in rest else "support.crash"
         modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
         modules["galera"] = "support.galera_chaos" if "--chaos" in rest else "support.galera_cluster"
-        return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
+        return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
     if command == "lock":
         return lock(rest)
     if command == "docs":
-        return run("mkdocs", "build", "--strict").returncode
+        return run("mkdocs", "build", "--strict")
     if command == "test":
         with temporary_files_in_memory():
-            return run_pytest(rest, run_checks() if rest else run_checks_beside_oldest())
-    return 0 if command == "env" else min(run_checks(), 1)
+            return max(run_checks(), run_pytest(*rest)) if rest else run_all()
+    return 0 if command == "env" else run_checks()
 
 
 def usage_error(text: str = "") -> int:
@@ -263,7 +263,7 @@ def lock(arguments: Sequence[str]) -> int:
     demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
     demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
     peers = ["uv", "pip", "compile", "--quiet", *options.split(), "--group", "peers", "--output-file", PEERS.lock.name]
-    return run(*whole).returncode or run(*demo).returncode or run(*peers, *arguments).returncode
+    return run(*whole) or run(*demo) or run(*peers, *arguments)
 
 
 # --- what runs in it
@@ -284,24 +284,27 @@ def inside(environment: Environment = WHOLE) -> dict[str, str]:
     return variables
 
 
-def run(program: str, *arguments: str, output: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PYTHON.parent / program), *arguments]
-    environment = {**inside(), **variables}
-    return subprocess.run(command, env=environment, stdout=output, stderr=output and subprocess.STDOUT, text=True)
+def run(program: str, *arguments: str, **variables: str) -> int:
+    return subprocess.run([str(PYTHON.parent / program), *arguments], env={**inside(), **variables}).returncode
 
 
-def run_checks_beside_oldest() -> int:
-    """Returns: how many failed."""
-    with ThreadPoolExecutor(1) as beside:
-        # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
-        oldest = beside.submit(lambda: checked("collection", "pytest", "--collect-only", "-qq") + run_on_oldest())
-        return run_checks() + oldest.result()
+def run_all() -> int:
+    """The checks and the tests on the oldest SQLAlchemy take what the tests leave of the machine: many tests wait."""
+    # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
+    if checked("collection", "pytest", "--collect-only", "-qq"):
+        return 1
+    with ThreadPoolExecutor(2) as beside:
+        others = [beside.submit(run_checks), beside.submit(run_on_oldest)]
+        status = run_pytest()
+        failed = max(other.result() for other in others)
+    print("a check FAILED: see above" if failed else "all checks passed", flush=True)
+    return status or failed
 
 
 def run_checks() -> int:
-    """Run every check, whatever became of the one before. Returns: how many failed."""
+    """Run every check, whatever became of the one before. Returns: 1 if any failed."""
     with ThreadPoolExecutor(PYTEST_WORKERS) as pool:
-        return sum(pool.map(lambda check: checked(check[0], *check[0].split(), *check[1:]), CHECKS))
+        return max(pool.map(lambda check: checked(check[0], *check[0].split(), *check[1:]), CHECKS))
 
 
 @contextmanager
@@ -332,10 +335,12 @@ def has_room(folder: Path) -> bool:
     return available is not None and min(free, int(available[1]) * 1024) >= IN_MEMORY_BYTES
 
 
-def checked(name: str, *command: str, **variables: str) -> int:
+def checked(name: str, program: str, *arguments: str, **variables: str) -> int:
     """Run `command` quietly, and show what it printed only if it failed. Returns: 1 if it did."""
     started = time.monotonic()
-    done = run(*command, output=subprocess.PIPE, **variables)
+    patient = ["nice", "-n", "10", str(PYTHON.parent / program), *arguments]  # what runs beside goes first
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(patient, env={**inside(), **variables}, text=True, **streams)
     verdict = "FAILED" if done.returncode else "ok"
     line = f"{name:<15} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
     # At once, the line's end with it: others run beside it.
@@ -355,25 +360,25 @@ def run_on_oldest() -> int:
         ready.write_text(digest(OLDEST_LOCK))
     files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
     # A test's cases differ in the database, the driver or a value; its use of SQLAlchemy is in each of them.
-    command = ("pytest", "-q", "--one-case", *files)
+    cache = OLDEST / "cache"  # another pytest runs beside this one
+    command = ("pytest", "-q", "--one-case", "-o", f"cache_dir={cache}", *files)
     failed = checked("oldest", *command, *BESIDE, PYTHONPATH=str(OLDEST))
-    if failed and len(last_failed()) <= ALONE_MAX:
+    if failed and len(last_failed(cache)) <= ALONE_MAX:
         return checked("oldest, alone", *command, "--last-failed", PYTHONPATH=str(OLDEST))
     return failed
 
 
-def run_pytest(arguments: Sequence[str], failed: int) -> int:
-    """Last, and in the open: its closing line is the last thing printed."""
+def run_pytest(*arguments: str) -> int:
     given = any(argument.startswith(("-n", "--numprocesses", "--pdb")) for argument in arguments)
     workers = [] if given else BESIDE
-    status = run("pytest", *workers, *arguments).returncode
+    status = run("pytest", *workers, *arguments)
     if status == 1 and not arguments:
         status = run_alone(last_failed())
-    return 1 if failed else status
+    return status
 
 
-def last_failed() -> list[str]:
-    return sorted(json.loads(LAST_FAILED.read_text()))
+def last_failed(cache: Path = CACHE) -> list[str]:
+    return sorted(json.loads((cache / "v" / "cache" / "lastfailed").read_text()))
 
 
 def run_alone(tests: Sequence[str]) -> int:
@@ -382,7 +387,7 @@ def run_alone(tests: Sequence[str]) -> int:
     if len(tests) > ALONE_MAX or not all(is_test):
         return 1
     print(f"\n{len(tests)} failed beside the others; once more, alone:", flush=True)
-    status = run("pytest", "--last-failed", "--last-failed-no-failures", "none").returncode
+    status = run("pytest", "--last-failed", "--last-failed-no-failures", "none")
     if status == 0:
         print("passed alone, which is a race in the test or in the code, to be cured:", *tests, sep="\n    ")
     return status

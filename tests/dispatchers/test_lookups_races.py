@@ -117,7 +117,10 @@ def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, st
 def test_a_lookup_that_lost_its_lease_changes_nothing(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    """Its process was stopped for long; another one has looked since, and found it."""
+    """Its process was stopped for long; another one has looked since, and found it.
+
+    The first has no second permit: it would claim the entry itself as soon as the lease is over.
+    """
     id, adapter = awaiting_lookup(database, ob, finds=[Found({"by": "another"})])
     stopped = keyless()
 
@@ -126,7 +129,7 @@ def test_a_lookup_that_lost_its_lease_changes_nothing(
         run_once(database, ob, adapters={"crm": adapter})
 
     stopped.find = during_a_lookup(be_stopped, Absent())
-    run_once(database, ob, adapters={"crm": stopped})
+    run_once(database, ob, adapters={"crm": stopped}, concurrency=1)
 
     assert (state(database, id), stopped.deliveries) == ("delivered", [])
     assert json.loads(settlement_row(database, id).result) == {"by": "another"}
