@@ -40,9 +40,11 @@ MARIADB: dict[str, Any] = {
     "mariadb_engine": "InnoDB",
     "mariadb_charset": "utf8mb4",
     "mariadb_collate": "utf8mb4_nopad_bin",
-    "if_not_exists": True,  # each statement commits by itself, so a run may find what one before it has made
 }
 LONG = 2**32 - 1
+STEPWISE = ("mariadb", "portable")
+"""Where each statement may commit by itself, as on MariaDB and CockroachDB: a run may find what one before it has made."""
+
 ID = sa.Uuid().with_variant(sa.BINARY(16), "mariadb")
 TEXT = sa.Text().with_variant(sa.Text(LONG), "mariadb")
 BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb")
@@ -51,8 +53,8 @@ BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb")
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     dialect = op.get_context().dialect
     at = instant(dialect.name)
-    create_table = partial(op.create_table, **(MARIADB if dialect.name == "mariadb" else {}))
-    again = {"if_not_exists": True} if dialect.name == "mariadb" else {}
+    again = {"if_not_exists": True} if dialect.name in STEPWISE else {}
+    create_table = partial(op.create_table, **again, **(MARIADB if dialect.name == "mariadb" else {}))
 
     def index(name: str, table: str, columns: list[str], where: str | None = None) -> None:
         condition = None if where is None else sa.text(where)
@@ -460,7 +462,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "blocked_group",
         "destination",
     )
-    again = {"if_exists": True} if dialect.name == "mariadb" else {}
+    again = {"if_exists": True} if dialect.name in STEPWISE else {}
     if dialect.name in ("mariadb", "portable"):
         op.drop_table(f"{prefix}key_lock", schema=schema, **again)
     for table in (*apart, "settlement", "queue", "entry"):

@@ -1,6 +1,7 @@
 """For the `env.py` of the app's own Alembic: the outbox's tables among the app's, or left out of its comparison."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from sqlalchemy import BINARY, BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
@@ -24,19 +25,21 @@ def metadata(dialect: str | None = None, *, schema: str | None = None, prefix: s
     PostgreSQL schema, the sequence, storage parameters and the function that cancels. The script runs as it is written and
     imports nothing of the outbox. With a schema, `context.configure` needs `include_schemas=True`.
 
-    dialect: `mariadb` for its types, the collation of its tables and the table of locks; left out for PostgreSQL and SQLite.
+    dialect: `mariadb` for its types, the collation of its tables and the table of locks; `portable` for the table of locks; left
+        out for PostgreSQL and SQLite.
 
     Raises: SchemaError without Alembic, or for a dialect that has no migrations.
     """
     try:
-        from outbox.migrations.comparison import NAMES  # Alembic is an extra, which the other functions do without
+        import outbox.migrations.portable  # noqa: F401  # Alembic is an extra, which other functions do without
+        from outbox.migrations.comparison import NAMES
     except ModuleNotFoundError as error:
         raise without_alembic() from error
     if dialect is not None:
         refuse_unknown_dialect(dialect)
     made = MetaData(info={NAMES: (schema, prefix)})
     tables = define_tables(made, schema=schema, prefix=prefix)
-    if dialect == "mariadb":
+    if dialect in ("mariadb", "portable"):
         key_lock(tables).to_metadata(made)
     for table in made.tables.values():
         for column in table.columns:
@@ -78,6 +81,8 @@ def include_name(also: NameFilter | None = None, *, schema: str | None = None, p
     For an app whose migrations call `upgrade(op.get_bind())`; without it, autogenerate would drop what the app's metadata
     does not know. `also` is the app's own filter, or that of another outbox: a name is included if both say so.
     """
+    with suppress(ModuleNotFoundError):
+        import outbox.migrations.portable  # noqa: F401  # Alembic in the app's `env.py` finds the dialect by it
     ours = {table.name for table in define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()}
     ours |= {f"{prefix}version", f"{prefix}key_lock"}
     bodies = body_tables(prefix)

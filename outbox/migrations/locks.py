@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.errors import NoTransaction, SchemaError
-from outbox.sql.dialect import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
 """The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may be between."""
@@ -17,6 +17,11 @@ MIGRATION_WAIT_SECONDS = 60
 
 TABLE_LOCK_WAIT_SECONDS = 5
 """How long a migration waits for a table. Later statements queue after it, so the timeout is short."""
+
+MET_ANOTHER_RUN = (*CONFLICTS, "23505", "42P01", "42P06", "42P07", "42704", "42710")
+"""What a run in the portable mode may get because of another one, which has made or dropped the same thing since it looked.
+PostgreSQL, appendix A: unique_violation, and that a table, a schema or an object exists, or does not.
+"""
 
 
 @contextmanager
@@ -31,24 +36,27 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
         with _lock_named("another migration, or a long transaction"), _alone_on_mariadb(connection):
             yield
         return
-    if connection.dialect.name == "portable":  # of two runs at once one fails: the tables exist
-        yield
-        return
     dbapi_connection = connection.connection.dbapi_connection
     if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
         raise NoTransaction(
             "the connection is in autocommit mode: a migration that fails would leave half of its tables"
         )
     waits_before = connection.scalar(text("SELECT current_setting('lock_timeout')"))
-    _set_lock_timeout(connection, f"{MIGRATION_WAIT_SECONDS}s")
-    with _lock_named(f"another migration has locked this database for {MIGRATION_WAIT_SECONDS} s"):
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    if connection.dialect.name == "postgresql":  # in the portable mode a run that meets another one is repeated
+        _set_lock_timeout(connection, f"{MIGRATION_WAIT_SECONDS}s")
+        with _lock_named(f"another migration has locked this database for {MIGRATION_WAIT_SECONDS} s"):
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
     _set_lock_timeout(connection, f"{TABLE_LOCK_WAIT_SECONDS}s")
     with _lock_named(
         f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
     ):
         yield
     _set_lock_timeout(connection, waits_before)  # a caller's transaction continues unchanged
+
+
+def met_another_run(error: DBAPIError) -> bool:
+    """Whether another run in the portable mode may be the cause, so that the whole may succeed in a new transaction."""
+    return sqlstate(error.orig) in MET_ANOTHER_RUN
 
 
 @contextmanager

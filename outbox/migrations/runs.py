@@ -1,6 +1,9 @@
 """Run the migrations, or print them."""
 
 import io
+import random
+import time
+from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine import Dialect
@@ -9,11 +12,20 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
-from outbox.migrations.locks import MIGRATION_LOCK, MIGRATION_WAIT_SECONDS, TABLE_LOCK_WAIT_SECONDS, exclusively
+from outbox.migrations.locks import (
+    MIGRATION_LOCK,
+    MIGRATION_WAIT_SECONDS,
+    TABLE_LOCK_WAIT_SECONDS,
+    exclusively,
+    met_another_run,
+)
 from outbox.migrations.scripts import configured, downgrading, head, open_scripts, run, upgrading
 from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
 from outbox.sql.dialect import sqlstate
 from outbox.sql.places import place_of
+
+PORTABLE_TRIES = 10
+PAUSE_SECONDS = 0.02  # the longest first pause between two tries; each next one is twice as long at most
 
 SCHEMA_COMMENT = "Created by sqlalchemy-outbox, which drops it with its last table."
 
@@ -22,14 +34,15 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
     """Bring the tables to this release's shape; does nothing where they have it already.
 
     A PostgreSQL schema that does not exist is created. On SQLite a schema is an attached database, and must be attached; on
-    MariaDB it is another database, and must exist. MariaDB commits each statement by itself: run it again if it was interrupted.
+    MariaDB it is another database, and must exist. MariaDB and CockroachDB commit each statement by itself: run it again if it
+    was interrupted.
 
     Raises: SchemaError when a lock is unavailable (nothing is changed then), when the database belongs to a newer release,
     or when tables of these names exist that no migration made.
     """
     scripts = open_scripts()
-    is_callers = isinstance(target, Connection)
-    with connected(target) as connection, exclusively(connection, is_callers=is_callers):
+
+    def work(connection: Connection) -> None:
         _create_missing_schema(connection, schema)
         revision = revision_of(connection, schema, prefix)
         if revision is None and not _was_interrupted(connection, schema, prefix):
@@ -42,6 +55,8 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
         context = configured(schema, prefix, connection=connection, fn=lambda at, _: upgrading(scripts, at))
         run(context, schema, prefix)
 
+    _migrate(target, work)
+
 
 def downgrade(target: Target, revision: str = "base", *, schema: str | None = None, prefix: str = "outbox_") -> None:
     """Go back to `revision`. Going back to "base" drops every table of the outbox WITH ALL THAT IS IN THEM.
@@ -51,8 +66,8 @@ def downgrade(target: Target, revision: str = "base", *, schema: str | None = No
     Raises: SchemaError when a lock is unavailable; nothing is changed then.
     """
     scripts = open_scripts()
-    is_callers = isinstance(target, Connection)
-    with connected(target) as connection, exclusively(connection, is_callers=is_callers):
+
+    def work(connection: Connection) -> None:
         if not inspect(connection).has_table(f"{prefix}version", schema=schema):
             return
         context = configured(schema, prefix, connection=connection, fn=lambda at, _: downgrading(scripts, at, revision))
@@ -60,6 +75,31 @@ def downgrade(target: Target, revision: str = "base", *, schema: str | None = No
         if revision_of(connection, schema, prefix) is None:
             version_table(schema, prefix).drop(connection)
             _drop_own_schema(connection, schema)
+
+    _migrate(target, work)
+
+
+def _migrate(target: Target, work: Callable[[Connection], None]) -> None:
+    """Do the work in a transaction, alone among migrations. The portable mode has no lock for this: what meets another run there
+    is repeated, and finds what that one has done.
+    """
+    is_callers = isinstance(target, Connection)
+    for attempt in range(PORTABLE_TRIES):
+        is_portable = False
+        try:
+            with connected(target) as connection, exclusively(connection, is_callers=is_callers):
+                is_portable = connection.dialect.name == "portable"
+                work(connection)
+            return
+        except DBAPIError as error:
+            if not (is_portable and met_another_run(error)) or attempt == PORTABLE_TRIES - 1:
+                raise
+            if is_callers:
+                raise SchemaError(
+                    "another run seems to have changed the outbox's tables at the same time"
+                    f" ({sqlstate(error.orig)}): roll this transaction back, and run it again in a new one"
+                ) from error
+        time.sleep(random.uniform(0, PAUSE_SECONDS * 2**attempt))
 
 
 def sql(
@@ -113,8 +153,9 @@ def _opening_on_postgresql(dialect: Dialect, schema: str | None) -> list[str]:
 
 
 def _was_interrupted(connection: Connection, schema: str | None, prefix: str) -> bool:
-    """Whether a run on MariaDB, where each statement commits by itself, made its version table and did not come to its end."""
-    return connection.dialect.name == "mariadb" and inspect(connection).has_table(f"{prefix}version", schema=schema)
+    """Whether a run made its version table and did not come to its end, on a database where each statement commits by itself."""
+    is_possible = connection.dialect.name in ("mariadb", "portable")
+    return is_possible and inspect(connection).has_table(f"{prefix}version", schema=schema)
 
 
 def _create_missing_schema(connection: Connection, schema: str | None) -> None:

@@ -47,10 +47,11 @@ def connected(target: Target) -> Iterator[Connection]:
     engine = _engine(target)
     refuse_unknown_dialect(engine.dialect.name)
     with engine.connect() as connection:
-        if engine.dialect.name not in ("sqlite", "portable"):
+        if engine.dialect.name != "sqlite":
             # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
             # what another run has just made
-            connection.execution_options(isolation_level="READ COMMITTED")
+            level = "SERIALIZABLE" if engine.dialect.name == "portable" else "READ COMMITTED"
+            connection.execution_options(isolation_level=level)
         with connection.begin():
             require_utf8(connection)
             yield connection
