@@ -236,8 +236,7 @@ class ClaimLoops:
                 await self._rest(stopping, is_first=is_first)
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
-        first, most = STORE_RETRY_SECONDS
-        tries = 0
+        (first, most), tries = STORE_RETRY_SECONDS, 0
         while not stopping.is_set():
             try:
                 if self._must_sweep():
@@ -313,23 +312,25 @@ class ClaimLoops:
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
             self._sender.follow()
-        hints_follow = self._wakeup.is_listening and not exchange.passed_over and flow_update is None
-        has_more = self._scheduler.found(
-            quotas, exchange.claimed, passed_over=exchange.passed_over, hints_follow=hints_follow
-        )
+        if exchange.claim_error is not None:
+            self._scheduler.give_all_back(quotas)
+            self._take_note(settlements, exchange)
+            raise exchange.claim_error
+        claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
+        hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
+        has_more = self._scheduler.found(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
         self._outages.answered()
-        if exchange.claimed:
+        if claimed:
             self._has_claimed = True
-            self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
-            self._collector.note_claim(exchange.claimed, request.token, started)
-        self._sender.start(self._triage.sort(exchange.claimed, started))
-        if exchange.claimed:
+            self._cutoff = min(self._cutoff, claimed[0].leased_at)
+            self._collector.note_claim(claimed, request.token, started)
+        self._sender.start(self._triage.sort(claimed, started))
+        if claimed:
             await asyncio.sleep(0)  # let the sends begin before the next exchange
             if has_more:
                 self._collector.news.set()  # only if there is more: two idle loops would wake each other without end
         settled = self._take_note(settlements, exchange)
-        claimed = len(exchange.claimed) + exchange.passed_over  # passed-over entries may hide others that are due
-        return Progress(bool(quotas), claimed, settled, has_more=has_more or bool(exchange.passed_over))
+        return Progress(bool(quotas), len(claimed) + passed_over, settled, has_more=has_more or bool(passed_over))
 
     async def _settle_postponed(self, *, is_final: bool = False) -> int:
         """Settle postponed entries in an exchange of their own, because a locked row would delay others. Returns how many."""

@@ -164,12 +164,21 @@ class Exchanges:
         if request is None:
             return parts
         try:
-            claimed = await self._run(partial(self._work, (), request, callbacks_read))
+            claimed = await self._claim_alone(request, callbacks_read)
+        except Exception as refused:
+            if not settlements:
+                raise
+            return replace(parts, claim_error=refused)  # an exchange that raises has its outcomes settled again
+        return replace(claimed, settled=parts.settled, postponed=parts.postponed)
+
+    async def _claim_alone(self, request: ClaimRequest, callbacks_read: str | None) -> Exchange:
+        claiming = partial(self._work, (), request, callbacks_read)
+        try:
+            return await self._run(claiming)
         except Exception as refused:
             if not is_of_one_row(refused) or not await self._set_unclaimable_aside(request):
                 raise
-            claimed = await self._run(partial(self._work, (), request, callbacks_read))
-        return replace(claimed, settled=parts.settled, postponed=parts.postponed)
+            return await self._run(claiming)
 
     async def _settle_in_halves(self, settlements: Sequence[Ending], callbacks_read: str | None) -> Exchange:
         try:

@@ -42,6 +42,7 @@ class Exchange:
     postponed: ids that could not be settled now, because another transaction has locked a row. Their leases are still valid.
     ended: the state of each entry that had a settlement and was still in the queue. Its queue row was removed.
     flow_states: the destinations whose rows were locked for the request's `flow_update`. No news was stored for the others.
+    claim_error: why nothing was claimed, although the settlements are stored.
     """
 
     settled: set[UUID] = field(default_factory=set)
@@ -50,6 +51,7 @@ class Exchange:
     flow_states: FlowStates | None = None
     postponed: frozenset[UUID] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
+    claim_error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Store(Protocol):
         """Settle the entries whose leases are still valid, then claim. All of it is committed on return.
 
         It takes one transaction, or several if the database refuses one because of a single row.
-        Raises `CallbacksChanged`, and what the database raises; nothing is changed then.
+        Raises `CallbacksChanged`, and what the database raises; the outcomes must be settled again then. An error after they were
+        stored is not raised: see `Exchange.claim_error`.
         """
         ...
 

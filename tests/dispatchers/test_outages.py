@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
+from support.concurrency import CONFLICT
 from support.database import Database
-from support.entries import dispatcher, put, until_true
+from support.entries import dispatcher, pumping, put, until_true
 from support.relays import relay
 
 import outbox
@@ -247,3 +248,33 @@ def test_a_mariadb_that_does_not_answer_is_given_up(
 
     assert time.monotonic() - started < 6
     assert (is_outage(error), is_passing(error)) == (True, True)
+
+
+def test_outcomes_stored_before_a_refused_claim_are_not_reported_as_lost(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(postgresql, ob, count=2)
+    service = MemoryAdapter()
+    settling: set[Any] = set()
+    refused: list[str] = []
+
+    def refuse(connection: sa.Connection, cursor: Any, statement: str, values: Any, *rest: Any) -> tuple[str, Any]:
+        """The claim in the transaction of a settlement, and some that follow."""
+        if "outbox_settlement" in statement and "SKIP LOCKED" not in statement:
+            settling.add(connection.get_transaction())
+        is_refused = "SKIP LOCKED" in statement and (refused or connection.get_transaction() in settling)
+        if not is_refused or len(refused) == 4:
+            return statement, values
+        refused.append(statement)
+        return CONFLICT, {}
+
+    sa.event.listen(postgresql.dispatchers_engine, "before_cursor_execute", refuse, retval=True)
+    with caplog.at_level(logging.INFO):
+        working = dispatcher(postgresql, ob, adapters={"crm": service}, concurrency=1)
+        asyncio.run(pumping(working, lambda: not postgresql.queue))
+
+    assert len(refused) == 4
+    assert len(service.deliveries) == 2
+    logged = [record.getMessage() for record in caplog.records if record.name == "outbox.dispatcher"]
+    assert any(line.startswith("transaction conflict") for line in logged)
+    assert not [line for line in logged if "lost" in line]

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.cli_runner import SECRET_TEXT, succeeded
+from support.concurrency import CONFLICT
 from support.database import REQUEST, Database
 from support.entries import (
     HOUR,
@@ -41,8 +42,6 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox import migrations
-
-CONFLICT = "DO $$ BEGIN RAISE EXCEPTION 'another transaction was preferred' USING ERRCODE = '40001'; END $$"
 
 TO_FILES = """
 from dispatchers.process.dispatcher import Simulation

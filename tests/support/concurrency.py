@@ -17,6 +17,9 @@ from support.database import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 Result = TypeVar("Result")
 
+CONFLICT = "DO $$ BEGIN RAISE EXCEPTION 'another transaction was preferred' USING ERRCODE = '40001'; END $$"
+"""A statement of PostgreSQL that fails as one whose transaction was undone in favour of another one."""
+
 TEST_TIMEOUT = 60  # seconds until a test that hangs fails; nothing takes that long
 ANSWER = outbox.Response(201, b'{"execution":1}', {"Content-Type": "application/json"})
 
