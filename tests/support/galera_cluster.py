@@ -28,6 +28,7 @@ GROUP = {
     **{"evs.inactive_check_period": "PT0.3S", "evs.install_timeout": "PT3S", "gcache.size": "64M"},
 }
 SECONDS_MAX = 120
+LOG_CHARS_MAX = 3000
 SLEEP = 0.05
 
 
@@ -118,7 +119,7 @@ class Node:
 
         def has() -> bool:
             if self.process is not None and self.process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended by itself: {self.log[-3000:]}")
+                raise RuntimeError(f"{self.name} ended by itself")
             return self.status(name) == value
 
         wait_until(has, f"{name} = {value} on {self.name}")
@@ -186,6 +187,10 @@ def running_cluster(database: str = "shop") -> Iterator[Cluster]:
         try:
             cluster.start(database)
             yield cluster
+        except Exception as error:
+            for node in cluster.nodes:
+                error.add_note(f"the last lines of the log of {node.name}:\n{node.log[-LOG_CHARS_MAX:]}")
+            raise
         finally:
             cluster.stop()
 
