@@ -71,7 +71,7 @@ def forbidden(database: Database, table: str) -> Iterator[str]:
 FAILURES: dict[str, Failure] = {
     "check": by_ddl("ADD CONSTRAINT failing CHECK (created_at IS NULL)", "DROP CONSTRAINT failing"),
     "not null": by_ddl("ADD COLUMN failing int NOT NULL", "DROP COLUMN failing"),
-    "statement_timeout": by_trigger("PERFORM pg_sleep(60)", "SET LOCAL statement_timeout = '50ms'"),
+    "statement_timeout": by_trigger("PERFORM pg_sleep(60)", "SET LOCAL statement_timeout = '500ms'"),
     "lock_timeout": locked,
     "permission": forbidden,
     "read only": by_trigger("PERFORM 1", "SET TRANSACTION READ ONLY"),

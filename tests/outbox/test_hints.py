@@ -293,7 +293,11 @@ def test_a_sender_ends_with_its_engine(postgresql: Database, ob: outbox.Outbox, 
     wait_for(lambda: backend_of_hints(postgresql) is None)
 
 
-def test_a_process_of_many_engines_has_few_senders(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_process_of_many_engines_has_few_senders(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None is replaced: the thread of one that was would still be there for a moment.
+    monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 600)
     engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(hints.SENDERS_MAX + 4)]
     for number, engine in enumerate(engines):
         commit_on(engine, ob, f"order:{number}")
