@@ -100,17 +100,8 @@ def _scale() -> Iterator[Goal]:
 
 
 PAGES = (
-    *(
-        "uncertain",
-        "overview",
-        "entries",
-        "destinations",
-        "ordering groups",
-        "requests",
-        "dispatchers",
-        "tables",
-        "audit log",
-    ),
+    *("uncertain", "overview", "entries", "destinations", "ordering groups", "requests", "dispatchers"),
+    *("tables", "audit log"),
     *("find", "uncertain, filtered", "entries, filtered", "entries, of a parent", "entries, failed", "find, by a key"),
     *("find, nothing", "requests, filtered", "ordering groups, all", "ordering group", "entry"),
 )

@@ -79,15 +79,8 @@ APP_SIDE = frozenset(
     f"test_{name}"
     for name in (
         *("enqueue", "enqueue_duplicates", "enqueue_transactions", "due", "cancel", "races", "direct_statements"),
-        *(
-            "idempotent",
-            "idempotent_blocks",
-            "idempotent_refusals",
-            "idempotent_replay",
-            "run_idempotent",
-            "body_key",
-            "mismatches",
-        ),
+        *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent"),
+        *("body_key", "mismatches"),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
         *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
         *("asgi", "django", "flask", "requests", "transactions"),
@@ -110,14 +103,7 @@ ON_MARIADB = frozenset(
         *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent", "body_key"),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept"),
         *("inbox", "inbox_batches"),
-        *(
-            "run_once",
-            "ordering",
-            "ordering_races",
-            "lookups",
-            "flow_control_shared",
-            "fair_share_claims",
-        ),
+        *("run_once", "ordering", "ordering_races", "lookups", "flow_control_shared", "fair_share_claims"),
         *("callbacks", "completion", "retention", "unserved_log", "bad_rows", "resume_after_restore"),
         *("admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
     )
