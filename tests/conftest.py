@@ -23,7 +23,7 @@ import outbox.migrations
 from dispatchers.testing.postgres import temporary_postgres
 from outbox.hint_sender import HintSender
 
-pytest.register_assert_rewrite("support.store_agreement")  # its assertions are a test's
+pytest.register_assert_rewrite("support.store_agreement", "support.roles")  # their assertions are a test's
 
 # No example is a failure because the machine was busy. A search for bugs sets another number.
 EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "25"))

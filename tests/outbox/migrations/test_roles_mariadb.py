@@ -1,7 +1,7 @@
 """The roles on MariaDB: the server keeps each process to what it must do. The app's own tests run with its role: `APP_SIDE`."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from uuid import uuid4
 
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from support.database import PAYLOAD, REQUEST, TABLES, Database
 from support.entries import dispatcher, put, run_once, states
+from support.roles import KINDS, As, the_dashboard_shows_entries_without_their_contents
 
 import outbox
 from dispatchers import Rejected, Unknown
@@ -17,18 +18,12 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.admin.again import again
 from dispatchers.admin.audit import read_audit
-from dispatchers.admin.entries import list_entries, read_entry
-from dispatchers.admin.entry_filter import Filter
-from dispatchers.admin.overview import read_overview
 from dispatchers.admin.payloads import reveal
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import sqlstate
-
-KINDS = ("app", "dispatcher", "maintenance", "dashboard", "operator")
-As = Callable[[str], Database]
 
 
 @pytest.fixture
@@ -171,20 +166,7 @@ def test_maintenance_runs_the_retention_with_its_role(as_role: As, mariadb: Data
 
 
 def test_the_dashboards_role_shows_entries_without_their_contents(as_role: As, ob: outbox.Outbox) -> None:
-    sent, waiting = put(as_role("app"), ob), put(as_role("app"), ob, "mail.send")
-    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
-
-    with as_role("dashboard").engine.connect() as connection:
-        overview = read_overview(connection, TABLES)
-        listed = list_entries(connection, TABLES, Filter(), entries_max=10)
-        shown = read_entry(connection, TABLES, sent[0])
-        with pytest.raises(InvalidValue, match="may not read why entries wait"):
-            list_entries(connection, TABLES, Filter(reason="slow"), entries_max=10)
-
-    assert overview.destinations[0].states == {"pending": 1}
-    assert overview.unserved is None  # unknown, and not none
-    assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
-    assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
+    the_dashboard_shows_entries_without_their_contents(as_role, ob)
 
 
 def test_the_operators_role_decides_and_asks_again(as_role: As, ob: outbox.Outbox) -> None:
