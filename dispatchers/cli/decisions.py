@@ -9,8 +9,8 @@ import click
 from dispatchers.cli import filters, options
 from dispatchers.cli.bulk import NO_BULK, Bulk, bulk_options, decide_in_bulk, require_one
 from dispatchers.cli.connections import deciding, reading
-from dispatchers.cli.entries import find
 from dispatchers.cli.filters import Given
+from dispatchers.cli.named_entries import find
 from dispatchers.cli.output import answer, can_ask, clean
 from dispatchers.cli.over_databases import decision_options
 from dispatchers.cli.proposals import configuration_of, propose

@@ -3,7 +3,6 @@
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import click
 
@@ -12,21 +11,17 @@ from dispatchers.cli import filters, options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.filters import ENDED, Given
+from dispatchers.cli.named_entries import find, is_known_id, require_any
 from dispatchers.cli.output import answer, is_collecting
 from dispatchers.cli.over_databases import decision_options, one_database, over_databases
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from dispatchers.admin.entry_filter import ParentWanted
     from dispatchers.admin.search import Found
-    from outbox.sql.schema import Tables
 
 ENTRIES_DEFAULT = 50
 ENTRIES_MAX = 1000
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
-ID_DIGITS_MIN = 8
-ID_DIGITS = 32
 
 
 # --- status
@@ -129,15 +124,8 @@ def _list_found(text: str, target: options.Target) -> None:
 
 
 def _answer_found(text: str, found: "Found") -> None:
-    _require_any(text, found)
+    require_any(text, found)
     answer(found, lambda: rendering.found(found))
-
-
-def _require_any(text: str, found: "Found") -> None:
-    from dispatchers.admin.entries import no_entry
-
-    if not found.entries and not found.requests:
-        raise no_entry(text) if _is_id(text) else NothingFound(rendering.not_found(text, found))
 
 
 def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
@@ -170,7 +158,7 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
 
     content = None
     with reading(target) as (connection, tables):
-        if _is_id(text) and admin_entries.find_ids(connection, tables, _digits(text)):
+        if is_known_id(connection, tables, text):
             entry_id = find(connection, tables, text)
         else:
             found = search.find(connection, tables, text)
@@ -184,46 +172,3 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
             content = reveal(connection, tables, entry.id, actor=actor, reason=reason).payload
     document = plain(entry) | ({"payload": content} if payload else {})
     answer(document, lambda: rendering.details(entry, content, with_payload=payload))
-
-
-def require_found(connection: "Connection", tables: "Tables", text: str) -> None:
-    """Raise unless `text` names something here, as for `show`."""
-    from dispatchers.admin import entries as admin_entries
-    from dispatchers.admin import search
-
-    if not (_is_id(text) and admin_entries.find_ids(connection, tables, _digits(text))):
-        _require_any(text, search.find(connection, tables, text))
-
-
-def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
-    """The one entry that `given` names. Raises EntryNotFound, and UsageError if it is malformed or ambiguous."""
-    from dispatchers.admin import entries as admin_entries
-
-    digits = _digits(given)
-    if not _is_id(given):
-        raise click.UsageError(
-            f"{given!r} is not an entry's id: give {ID_DIGITS_MIN} to {ID_DIGITS} hexadecimal digits"
-        )
-    found = admin_entries.find_ids(connection, tables, digits)
-    if not found:
-        raise admin_entries.no_entry(given)
-    if len(found) > 1:
-        listed = [str(id) for id in found[: admin_entries.CANDIDATES_MAX]]
-        more = ["and more"] if len(found) > len(listed) else []
-        raise click.UsageError(f"{given!r} is ambiguous, give more digits: {', '.join([*listed, *more])}")
-    return found[0]
-
-
-def _digits(given: str) -> str:
-    return given.strip().replace("-", "").lower()
-
-
-def is_whole_id(given: str) -> bool:
-    """Whether it names one entry of all databases, and no beginning of an id."""
-    return _is_id(given) and len(_digits(given)) == ID_DIGITS
-
-
-def _is_id(given: str) -> bool:
-    """Whether it may be an entry's id, or the beginning of one."""
-    digits = _digits(given)
-    return ID_DIGITS_MIN <= len(digits) <= ID_DIGITS and not digits.strip("0123456789abcdef")

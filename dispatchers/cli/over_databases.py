@@ -131,7 +131,7 @@ def _url_of_name(path: str, name: str) -> str:
 
 def _url_of_holder(context: click.Context, path: str, named: str | None, target: options.Target) -> str:
     """The URL of the only database that has the entry. target: its tables."""
-    from dispatchers.cli.entries import is_whole_id
+    from dispatchers.cli.named_entries import is_whole_id
     from dispatchers.process.databases_file import read_databases
 
     databases = read_databases(path)
@@ -158,7 +158,7 @@ def _url_of_holder(context: click.Context, path: str, named: str | None, target:
 
 def _require_entry(named: str, target: options.Target) -> None:
     from dispatchers.cli.connections import reading
-    from dispatchers.cli.entries import require_found
+    from dispatchers.cli.named_entries import require_found
 
     with reading(target) as (connection, tables):
         require_found(connection, tables, named)

@@ -9,8 +9,8 @@ import click
 from dispatchers.admin.plain_values import instant
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding, reading
-from dispatchers.cli.entries import find
 from dispatchers.cli.filters import ENDED, WAITING, Given, filter_of
+from dispatchers.cli.named_entries import find
 from dispatchers.cli.output import answer, cell, clean, prose, table
 from dispatchers.cli.over_databases import one_database
 

@@ -6,7 +6,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding
-from dispatchers.cli.entries import find
+from dispatchers.cli.named_entries import find
 from dispatchers.cli.output import answer
 from dispatchers.cli.over_databases import decision_options
 
