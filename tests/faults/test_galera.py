@@ -3,27 +3,36 @@
 `python3 dev.py galera --chaos` is the long form.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+from uuid import UUID
 
 import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import TABLES
-from support.entries import claim_request, quota, run_once
+from support.entries import HOUR, claim_request, dispatcher, pumping, quota, run_once
 from support.galera_chaos import chaos
 from support.galera_cluster import missing_part, running_cluster, wait_until
 
 import outbox
 from dispatchers.adapters.memory import MemoryAdapter
 from dispatchers.admin import doctor
+from dispatchers.admin.again import again as ask_again
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import Scan, delete_entries
 from dispatchers.store import claims_plain
 from dispatchers.store.outage_log import cause_of, is_outage
-from outbox.sql.dialect import DEADLOCK, sqlstate
+from dispatchers.transitions import ClaimedEntry, Settle
+from outbox.sql.dialect import DEADLOCK, clock, earlier, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import certify
+
+Result = TypeVar("Result")
 
 
 def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Outbox) -> None:
@@ -73,32 +82,211 @@ def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob
         assert [number for number in sent if number % 10 == group] == [*range(group, 200, 10)]
 
 
-def a_claim_that_another_node_has_committed_is_refused_at_commit(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
-    in_transaction(engines[0], partial(ob.enqueue, operation="crm.upsert", payload={}, parent="order:claimed"))
-    wait_until(lambda: left(engines[1]) == 1, "the entry on the second node")
+# --- two transactions on two nodes, both at work before either commits
+
+
+class Race(NamedTuple):
+    """What both returned, and whether the second commit was refused."""
+
+    first: Any
+    second: Any
+    is_refused: bool
+
+
+def race(engines: list[sa.Engine], first: Callable[..., Any], second: Callable[..., Any]) -> Race:
+    """The first one, on the first node, commits before the second one, on the second node."""
+    wait_for_all(engines)
     with engines[0].connect() as one, engines[1].connect() as other:
-        for connection in (one, other):
-            connection.begin()
-            assert len(claims_plain.claim(connection, TABLES, claim_request(quota()))) == 1
+        one.begin()
+        other.begin()
+        results = first(one), second(other)
         one.commit()
-
-        with pytest.raises(sa.exc.OperationalError) as refused:
+        try:
             other.commit()
+        except sa.exc.OperationalError as error:
+            if sqlstate(error.orig) != DEADLOCK:
+                raise
+            return Race(*results, is_refused=True)
+    return Race(*results, is_refused=False)
 
-    assert sqlstate(refused.value.orig) == DEADLOCK
+
+def wait_for_all(engines: list[sa.Engine]) -> None:
+    """Until each node has applied what the others have committed."""
+    for engine in engines:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SET STATEMENT wsrep_sync_wait = 1 FOR SELECT 1")
+
+
+def enqueued(engines: list[sa.Engine], ob: outbox.Outbox, parent: str) -> UUID:
+    with Session(engines[0]) as session, session.begin():
+        id = ob.enqueue(session, "crm.upsert", {}, parent=parent).id
+    wait_for_all(engines)
+    return id
+
+
+def claim(connection: sa.Connection) -> list[ClaimedEntry]:
+    return claims_plain.claim(connection, TABLES, claim_request(quota()))
+
+
+def ending(entry: ClaimedEntry, state: Literal["delivered", "failed"]) -> Callable[[sa.Connection], set[UUID]]:
+    return lambda connection: claims_plain.settle(connection, TABLES, [(entry, Settle(state, 1))])
+
+
+def on_a_node(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def claimed_with_an_expired_lease(engines: list[sa.Engine], ob: outbox.Outbox, parent: str) -> ClaimedEntry:
+    enqueued(engines, ob, parent)
+    (entry,) = on_a_node(engines[0], claim)
+    past = sa.update(TABLES.queue).values(lease_until=earlier(clock(), HOUR))
+    on_a_node(engines[0], lambda connection: connection.execute(past))
+    return entry
+
+
+def ended_states(engines: list[sa.Engine], id: UUID) -> tuple[list[str], list[str]]:
+    """Its states in the queue and among the settlements, on the third node."""
+    wait_for_all(engines)
+    with engines[2].connect() as connection:
+        found = [sa.select(table.c.state).where(table.c.id == id) for table in (TABLES.queue, TABLES.settlement)]
+        queued, settled = [list(connection.execute(each).scalars()) for each in found]
+    return queued, settled
+
+
+def one_of_two_claims_of_an_entry_is_refused(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    id = enqueued(engines, ob, "race:claimed")
+
+    raced = race(engines, claim, claim)
+
+    assert ([each.id for each in raced.first], raced.is_refused) == ([id], True)
+    assert [each.id for each in raced.second] == [id]
+    on_a_node(engines[0], ending(raced.first[0], "delivered"))
+
+
+def a_refused_claim_is_not_sent_and_takes_no_outcome_with_it(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    """Before the dispatcher commits the outcome of the first entry and its next claim, another one has claimed the same."""
+    ids = [enqueued(engines, ob, f"race:{number}") for number in range(3)]
+    service, taken = MemoryAdapter(), list[UUID]()
+    engine = engine_of(engines[1].url)
+
+    def note(connection: sa.Connection, cursor: Any, statement: str, *rest: Any) -> None:
+        if "lease_token = X" in statement and statement.startswith("UPDATE"):
+            connection.info["claims"] = True
+
+    def take_first(connection: sa.Connection) -> None:
+        if connection.info.pop("claims", False) and service.deliveries and len(taken) < 2:
+            one = claim_request(quota(permits=1))
+            (entry,) = on_a_node(engines[0], lambda other: claims_plain.claim(other, TABLES, one))
+            taken.append(entry.id)
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    sa.event.listen(engine, "commit", take_first)
+    working = dispatcher(engine, ob, adapters={"crm": service}, concurrency=1)
+    asyncio.run(pumping(working, lambda: len(taken) == 2 and ended_states(engines, ids[0])[0] == []))
+    engine.dispose()
+
+    assert [delivery.id for delivery in service.deliveries] == ids[:1]
+    assert (taken, ended_states(engines, ids[0])) == (ids[1:], ([], ["delivered"]))
+    on_a_node(engines[0], lambda connection: connection.execute(TABLES.queue.delete()))
+
+
+def a_takeover_is_refused_if_the_outcome_was_stored_first(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    entry = claimed_with_an_expired_lease(engines, ob, "race:late 1")
+
+    raced = race(engines, ending(entry, "failed"), claim)
+
+    assert (raced.first, len(raced.second), raced.is_refused) == ({entry.id}, 1, True)
+    assert ended_states(engines, entry.id) == ([], ["failed"])
+
+
+def an_outcome_is_refused_after_a_takeover_and_only_a_success_is_kept(
+    engines: list[sa.Engine], ob: outbox.Outbox
+) -> None:
+    entry = claimed_with_an_expired_lease(engines, ob, "race:late 2")
+
+    raced = race(engines, claim, ending(entry, "failed"))
+
+    assert (len(raced.first), raced.second, raced.is_refused) == (1, {entry.id}, True)
+    assert on_a_node(engines[1], ending(entry, "failed")) == set()
+    assert ended_states(engines, entry.id) == (["sending"], [])
+    assert on_a_node(engines[1], ending(entry, "delivered")) == {entry.id}
+    assert ended_states(engines, entry.id) == ([], ["delivered"])
+
+
+def a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    on_a_node(engines[0], lambda connection: connection.exec_driver_sql("CREATE TABLE sold (id INT PRIMARY KEY)"))
+
+    def handle(connection: sa.Connection, number: int) -> tuple[bool, Any]:
+        with Session(connection, join_transaction_mode="rollback_only") as session:
+            with ob.idempotent(session, "8e03978e", scope="ada", request={"amount": 1}) as claimed:
+                if not claimed.replayed:
+                    session.execute(sa.text("INSERT INTO sold VALUES (:number)"), {"number": number})
+                    ob.enqueue(session, "crm.upsert", {"number": number})
+                    claimed.respond(201, {"number": number})
+            return claimed.replayed, claimed.answer.body
+
+    raced = race(engines, partial(handle, number=1), partial(handle, number=2))
+
+    assert raced == Race((False, b'{"number":1}'), (False, b'{"number":2}'), is_refused=True)
+    assert on_a_node(engines[1], partial(handle, number=2)) == (True, b'{"number":1}')
+    wait_for_all(engines)
+    with engines[2].connect() as connection:
+        assert connection.scalars(sa.text("SELECT id FROM sold")).all() == [1]
+        assert connection.scalars(
+            sa.select(TABLES.entry.c.payload).join(TABLES.queue, TABLES.queue.c.id == TABLES.entry.c.id)
+        ).all() == [b'{"number":1}']
+    on_a_node(engines[0], lambda connection: connection.execute(TABLES.queue.delete()))
+
+
+def a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled(
+    engines: list[sa.Engine], ob: outbox.Outbox
+) -> None:
+    def cancel(connection: sa.Connection, id: UUID) -> bool:
+        with Session(connection, join_transaction_mode="rollback_only") as session:
+            return ob.cancel(session, id)
+
+    first = enqueued(engines, ob, "race:cancelled")
+    raced = race(engines, partial(cancel, id=first), claim)
+    assert (raced.first, len(raced.second), raced.is_refused) == (True, 1, True)
+    assert ended_states(engines, first) == ([], ["cancelled"])
+
+    second = enqueued(engines, ob, "race:sent")
+    raced = race(engines, claim, partial(cancel, id=second))
+    assert (len(raced.first), raced.second, raced.is_refused) == (1, True, True)
+    assert on_a_node(engines[1], partial(cancel, id=second)) is False
+    assert ended_states(engines, second) == (["sending"], [])
+    on_a_node(engines[1], ending(raced.first[0], "delivered"))
+
+
+def an_entry_asked_for_again_while_it_is_deleted_is_sent(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    """Neither is refused: the new entry has all that it needs."""
+    retention = Retention(keep=HOUR, refuse=HOUR)
+    delete: Callable[..., Any] = partial(delete_entries, tables=TABLES, scan=Scan(retention, 1000))
+    for number in range(2):
+        id = enqueued(engines, ob, f"race:again {number}")
+        (entry,) = on_a_node(engines[0], claim)
+        on_a_node(engines[0], ending(entry, "failed"))
+        past = sa.update(TABLES.settlement).values(settled_at=earlier(clock(), 2 * HOUR))
+        on_a_node(engines[0], lambda connection: connection.execute(past))  # noqa: B023  # called at once
+        again: Callable[..., Any] = partial(ask_again, configuration=ob.configuration, entry_id=id, actor="eve")
+        service = MemoryAdapter()
+
+        raced = race(engines, *((delete, again) if number else (again, delete)))
+        wait_for_all(engines)
+        run_once(engines[2], ob, adapters={"crm": service})
+
+        made = raced.second if number else raced.first
+        assert (raced.is_refused, made.is_new) == (False, True)
+        assert [delivery.id for delivery in service.deliveries] == [made.id]
+        assert ended_states(engines, id) == ([], [])
 
 
 def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
-    with engines[0].connect() as one, engines[1].connect() as other:
-        for connection in (one, other):
-            connection.begin()
-            assert certify(connection, TABLES, ["group"]) == {"group"}
-        one.commit()
+    def certify_group(connection: sa.Connection) -> set[str]:
+        return certify(connection, TABLES, ["group"])
 
-        with pytest.raises(sa.exc.OperationalError) as refused:
-            other.commit()
-
-    assert sqlstate(refused.value.orig) == DEADLOCK
+    assert race(engines, certify_group, certify_group) == Race({"group"}, {"group"}, is_refused=True)
 
 
 def the_doctor_names_a_node_that_would_change_tables_alone(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
@@ -116,7 +304,13 @@ CHECKS = (
     the_doctor_names_a_node_that_would_change_tables_alone,
     one_node_sends_in_order_what_two_others_enqueue,
     only_one_of_the_nodes_that_certify_a_name_commits,
-    a_claim_that_another_node_has_committed_is_refused_at_commit,
+    one_of_two_claims_of_an_entry_is_refused,
+    a_refused_claim_is_not_sent_and_takes_no_outcome_with_it,
+    a_takeover_is_refused_if_the_outcome_was_stored_first,
+    an_outcome_is_refused_after_a_takeover_and_only_a_success_is_kept,
+    a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed,
+    a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled,
+    an_entry_asked_for_again_while_it_is_deleted_is_sent,
 )
 
 
