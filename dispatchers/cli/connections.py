@@ -1,7 +1,10 @@
 """Opens `--database`: a read-only connection, or one that writes a decision."""
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
+
+CONFLICT_TRIES = 10
+PAUSE_SECONDS_MAX = 0.05  # of the first pause between two tries; each next one is twice as long at most
 
 
 @contextmanager
@@ -75,6 +81,27 @@ def deciding_in_batches(target: Target) -> "Iterator[tuple[Engine, Tables]]":
         yield engine, tables
     finally:
         hint_at_once(engine, target.schema, target.prefix)
+
+
+def repeated_after_conflicts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command again if the database undid its transaction in favour of another one, perhaps a dispatcher's. It prints
+    nothing before its transaction is committed, or continues what an earlier run began.
+    """
+
+    @wraps(command)
+    def run(*arguments: Any, **given: Any) -> Any:
+        for attempt in range(CONFLICT_TRIES - 1):
+            try:
+                return command(*arguments, **given)
+            except Exception as error:
+                from dispatchers.store.row_errors import is_conflict
+
+                if not is_conflict(error):
+                    raise
+            time.sleep(random.uniform(0, PAUSE_SECONDS_MAX * 2**attempt))
+        return command(*arguments, **given)
+
+    return run
 
 
 def parsed(database: str, option: str = "--database") -> "URL":

@@ -45,6 +45,7 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(error.exit_code, codes[error.exit_code], error.format_message())
     from sqlalchemy.exc import DBAPIError
 
+    from dispatchers.store.row_errors import is_conflict
     from outbox.errors import DecisionRefused, EntryNotFound, OutboxError
 
     match error:
@@ -57,6 +58,7 @@ def failure_of(error: Exception) -> Failure | None:
         case DBAPIError():
             # Not the whole: SQLAlchemy's text shows the statement's parameters, and a driver's further lines show values.
             first_line = (str(error.orig).strip() or type(error.orig).__name__).splitlines()[0]
-            return Failure(REFUSED, "database", f"database error: {first_line}")
+            again = "; another transaction was preferred, and this one undone: run the command again"
+            return Failure(REFUSED, "database", f"database error: {first_line}{again if is_conflict(error) else ''}")
         case _:
             return None

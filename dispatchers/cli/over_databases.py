@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dispatchers.cli import options, output
+from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.cli.exit_codes import NOT_FOUND, REFUSED, Failure, NothingFound, failure_of
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ of_entry = partial(one_database, found_by="id")
 def decision_options(
     on: Callable[[Callable[..., Any]], Callable[..., Any]] = of_entry, *, reason_required: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--actor` and `--reason`, and the options of the database. on: which adds these."""
+    """Add `--actor` and `--reason`, and the options of the database. on: which adds these. A conflict repeats the command."""
     actor = click.option(
         "--actor", callback=options.actor_name, help="Name of the operator; by default the system's user."
     )
     reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        return actor(reason(on(command)))
+        return actor(reason(on(repeated_after_conflicts(command))))
 
     return decorate
 

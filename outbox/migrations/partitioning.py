@@ -59,8 +59,8 @@ def _postgresql(target: Target, schema: str | None, prefix: str) -> Iterator[tup
     with connected(target) as connection:
         if connection.dialect.name != "postgresql":
             raise SchemaError(
-                "bodies in a table partitioned by day need PostgreSQL: on SQLite they stay in the records, which retention"
-                " deletes row by row"
+                "bodies in a table partitioned by day need PostgreSQL, and not its portable mode: elsewhere they stay in the"
+                " records, which retention deletes row by row"
             )
         with exclusively(connection, is_callers=is_callers):
             yield connection, define_tables(MetaData(), schema=schema, prefix=prefix)

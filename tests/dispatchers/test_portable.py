@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.cli_runner import SECRET_TEXT, succeeded
+from support.cli_runner import SECRET_TEXT, refused, succeeded
 from support.concurrency import CONFLICT
-from support.database import REQUEST, Database
+from support.database import REQUEST, TABLES, Database
 from support.entries import (
     HOUR,
     FileService,
@@ -37,11 +37,13 @@ from support.portable import SENT, refused_in
 from support.retention import clean, elapse
 
 import outbox
-from dispatchers import Operations, Settlement
+from dispatchers import Operations, Settlement, database_identity
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.cli import connections
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox import migrations
+from outbox.errors import Suspended
 
 TO_FILES = """
 from dispatchers.process.dispatcher import Simulation
@@ -172,7 +174,17 @@ def test_of_two_dispatchers_that_choose_the_same_entries_one_gets_each(portable:
 
 
 @contextmanager
-def conflict_at(engine: sa.Engine, number: int) -> Iterator[list[str]]:
+def retold(engine: Any, execute: Callable[..., tuple[str, Any]]) -> Iterator[None]:
+    """Let `execute` choose what is sent for each statement of an engine, or of all."""
+    sa.event.listen(engine, "before_cursor_execute", execute, retval=True)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", execute)
+
+
+@contextmanager
+def conflict_at(engine: Any, number: int) -> Iterator[list[str]]:
     """Let the server end the transaction at its statement with this number, once. Yields the statements."""
     sent: list[str] = []
 
@@ -180,11 +192,8 @@ def conflict_at(engine: sa.Engine, number: int) -> Iterator[list[str]]:
         sent.append(statement)
         return (CONFLICT, {}) if len(sent) == number else (statement, parameters)
 
-    sa.event.listen(engine, "before_cursor_execute", execute, retval=True)
-    try:
+    with retold(engine, execute):
         yield sent
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", execute)
 
 
 def test_a_conflict_at_any_statement_leaves_one_claim_and_one_settlement(portable: Database, ob: outbox.Outbox) -> None:
@@ -213,6 +222,31 @@ def test_a_lost_lease_cannot_change_the_entry_of_the_next_claim(portable: Databa
 
     assert settle(store, (late, Settle("failed", 1, reason="no"))) == set()
     assert queue_row(portable, id).lease_token == fresh.lease_token
+
+
+# --- an operator
+
+
+def test_an_operators_decision_is_repeated_after_a_conflict(portable: Database) -> None:
+    with conflict_at(sa.Engine, 3) as sent:
+        printed = succeeded("pause", "crm", "--reason", "their request", database=portable)
+
+    assert CONFLICT not in sent[3:]
+    assert printed.startswith("destination crm paused")
+    assert [row.paused for row in portable.rows(TABLES.destination)] == [True]
+    assert len(portable.rows(TABLES.audit)) == 1
+
+
+def test_a_decision_that_always_meets_a_conflict_says_what_to_do(
+    portable: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_SECONDS_MAX", 0)
+
+    with retold(sa.Engine, lambda *statement: (CONFLICT, {})):
+        status, text = refused("pause", "crm", "--reason", "their request", database=portable)
+
+    assert (status, text.count("undone: run the command again")) == (1, 1)
+    assert portable.rows(TABLES.destination) == []
 
 
 # --- a process that is killed
@@ -252,3 +286,23 @@ def test_after_a_restore_an_operator_raises_the_epoch(portable: Database, ob: ou
     row = queue_row(portable, id)
     assert (row.maybe_sent, row.in_doubt_since is not None) == (True, True)
     assert run_once(portable, ob, adapters={"crm": adapter}) == 1
+
+
+def test_a_process_that_remembers_a_later_state_notices_a_restore(
+    portable: Database, ob: outbox.Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of the identity. A process that remembers nothing sends."""
+    monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
+    remembering = {"adapters": {"crm": MemoryAdapter()}, "identity_file": tmp_path / "identity.json"}
+    run_once(portable, ob, **remembering)
+    (backup,) = portable.rows(TABLES.meta)
+    run_once(portable, ob, **remembering)
+    put_one(portable, ob)
+    portable.execute(sa.update(TABLES.meta).values(backup._mapping))
+
+    with pytest.raises(Suspended, match="an older state was restored"):
+        run_once(portable, ob, **remembering)
+
+    environment = {"OUTBOX_ENV": "test", "OUTBOX_SECRET": SECRET_TEXT}
+    succeeded("resume", "--after-restore", "--reason", "last night's backup", database=portable, **environment)
+    assert run_once(portable, ob, **remembering) == 1

@@ -312,8 +312,8 @@ def test_sqlite_keeps_the_ordinary_layout_and_says_so(sqlite: Database) -> None:
         with pytest.raises(SchemaError) as refused:
             switch(sqlite.engine)
         assert str(refused.value) == (
-            "bodies in a table partitioned by day need PostgreSQL: on SQLite they stay in the records, which retention deletes"
-            " row by row"
+            "bodies in a table partitioned by day need PostgreSQL, and not its portable mode: elsewhere they stay in the"
+            " records, which retention deletes row by row"
         )
     migrations.check_partitions(sqlite.engine)
 

@@ -74,7 +74,7 @@ def test_on_sqlite_the_command_is_refused(sqlite: Database) -> None:
     refused = invoke(sqlite, "db", "partition")
 
     assert refused.exit_code == 1
-    assert "need PostgreSQL: on SQLite they stay in the records" in refused.stderr
+    assert "need PostgreSQL, and not its portable mode: elsewhere they stay in the records" in refused.stderr
 
 
 def test_db_check_fails_while_tomorrows_partition_is_missing(by_day: Database) -> None:
