@@ -1,12 +1,16 @@
 """The statements of `claims_plain` for MariaDB, as text: to build them in SQLAlchemy took several times as long as to run them.
 
-The text has ids as hexadecimal literals, and whole batches are read in the driver's own values. All else are parameters.
+Several statements go to the server in one compound statement, which needs no right of its own: while a thread waits for an
+answer, others take Python's lock, and it waits again until they leave it. The text has ids as hexadecimal literals, because the
+driver needs several microseconds for each parameter.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Dialect, Table
@@ -15,7 +19,9 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
+from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.times import MICROSECOND, NEVER
 
 TEXT_CHARS_MAX = 2**18
 """Of the results and reasons of one INSERT: max_allowed_packet is 16 MiB by default."""
@@ -24,43 +30,61 @@ TEXT_CHARS_MAX = 2**18
 # --- claim
 
 
-def read_state(
-    connection: Connection, tables: Tables, asked: Sequence[str]
-) -> tuple[datetime, bool, int | None, set[str]]:
-    """The clock, whether sending is suspended, the number of the database's identity, and which of the asked destinations are
-    throttled, as `is_throttled` has it.
+def lock_due(
+    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, scope: str | None
+) -> tuple[list[LockedRow], datetime]:
+    """Lock the oldest due entries and read them; returns the time of this, too. It finds none while sending is suspended, if the
+    database was set back, and while the destination is throttled.
+
+    Only the inner SELECT locks: a lock on the join would lock the entries' own rows too.
     """
     names = _Names.of(connection, tables)
-    rows = _run(connection, f"{names.state} ({_marks(asked) or 'NULL'})", tuple(asked)).all()
-    now, is_suspended, number, _ = rows[0]
-    return now.replace(tzinfo=UTC), bool(is_suspended), number, {row[3] for row in rows if row[3] is not None}
-
-
-def lock_due(
-    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: datetime, scope: str | None
-) -> list[LockedRow]:
-    """Lock the oldest due entries, then read them: a lock on a join would lock the entries' own rows too."""
-    names = _Names.of(connection, tables)
-    conditions, parameters = _due(names, quota, request, now, scope)
-    due = (
-        f"SELECT id FROM {names.queue} WHERE {' AND '.join(conditions)} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED"
+    allowed, parameters = _allowed(names, quota, request)
+    conditions, of_due = _due(names, quota, request, scope)
+    reading = names.reading.format(conditions=" AND ".join(conditions))
+    statement = (
+        "BEGIN NOT ATOMIC DECLARE claimed_at DATETIME(6) DEFAULT UTC_TIMESTAMP(6);"
+        f" IF {' AND '.join(allowed)} THEN {reading}; ELSE SELECT NULL LIMIT 0; END IF; END"
     )
-    ids = [row[0] for row in _run(connection, due, (*parameters, quota.permits))]
+    found = _run(connection, statement, (*parameters, *of_due, quota.permits)).all()
+    if not found:
+        return [], NEVER
+    outcomes = _read_outcomes(connection, names, [row[0] for row in found if row[_OUTCOME]])
+    rows = [_locked_row(row, outcomes) for row in found]
+    return sorted(rows, key=attrgetter("queued_at")), datetime.fromisoformat(found[0][-1])
+
+
+def _read_outcomes(connection: Connection, names: "_Names", ids: Sequence[bytes]) -> dict[bytes, str]:
+    """Of locked rows. Few have one, and with a long text in it the inner SELECT of a claim would write its rows to a file."""
     if not ids:
-        return []
-    found = {row[0]: row for row in _run(connection, f"{names.reading} ({_literals(ids)})")}
-    return [_locked_row(found[id]) for id in ids if id in found]
+        return {}
+    found = _run(connection, f"SELECT id, outcome FROM {names.queue} WHERE id IN ({_literals(ids)})")
+    return {row[0]: row[1] for row in found}
 
 
-def _due(
-    names: "_Names", quota: Quota, request: ClaimRequest, now: datetime, scope: str | None
-) -> tuple[list[str], list[Any]]:
+def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list[str], list[Any]]:
+    """The conditions under which entries of a destination may be claimed now, as `is_throttled` has it."""
+    conditions = [f"NOT EXISTS ({names.suspended})", f"{names.number} >= %s"]
+    parameters: list[Any] = [request.seen]
+    if not quota.admitted:
+        conditions.append(f"NOT EXISTS ({names.throttled})")
+        parameters.append(quota.destination)
+    return conditions, parameters
+
+
+def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
     """As `claimable_at`, with what this process serves and may call."""
-    earliest = quota.due_from if quota.recent is None else max(quota.due_from, now - quota.recent)
     conditions = ["destination = %s"] if scope is None else ["fair = %s", "scope = %s"]
-    conditions += ["due_at >= %s", "due_at <= %s", "(lease_until IS NULL OR lease_until < %s)"]
     parameters: list[Any] = [quota.destination] if scope is None else [quota.destination, scope]
-    parameters += [_naive(earliest), _naive(min(now, request.cutoff)), _naive(now)]
+    conditions += [
+        "due_at >= %s",
+        "due_at <= LEAST(claimed_at, %s)",
+        "(lease_until IS NULL OR lease_until < claimed_at)",
+    ]
+    parameters += [_naive(quota.due_from), _naive(request.cutoff)]
+    if quota.recent is not None:
+        conditions.append("due_at >= claimed_at - INTERVAL %s MICROSECOND")
+        parameters.append(quota.recent // MICROSECOND)
     if request.unserved is not None:
         operations = f"operation IN ({_marks(request.unserved)}) OR " if request.unserved else ""
         unserved = (
@@ -97,46 +121,60 @@ def lease(
 # --- settle
 
 
-def read_callbacks(connection: Connection, tables: Tables) -> tuple[datetime, frozenset[str]]:
-    """The clock, and the recorded callbacks."""
-    rows = _run(connection, _Names.of(connection, tables).callbacks).all()
-    return rows[0][0].replace(tzinfo=UTC), frozenset(row[1] for row in rows if row[1] is not None)
+def end(
+    connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], callbacks: str | None
+) -> set[UUID]:
+    """Insert settlements and delete the queue rows, of entries of one claim with equal key epochs and states; returns the ids.
 
-
-def delete_ended(
-    connection: Connection, tables: Tables, ids: Sequence[UUID], token: UUID, key_epoch: int, *, is_proof: bool
-) -> list[dict[str, Any]]:
-    """Delete the queue rows that are this claim's, or may take proof; returns what their settlements keep of them."""
+    It settles nothing if the recorded callbacks are not `callbacks`. The INSERT comes first: it locks the queue rows, checks the
+    leases, and takes over what the settlements keep of the rows.
+    """
     names = _Names.of(connection, tables)
-    ours = f"lease_token = {_literals([token.bytes])} AND NOT EXISTS ({names.suspended})"
-    if is_proof:
-        ours = f"({ours}) OR (key_epoch = {int(key_epoch)} AND state IN ('sending', 'retry', 'uncertain'))"
-    gone = f"DELETE FROM {names.queue} WHERE id IN ({_literals(id.bytes for id in ids)}) AND ({ours})"
-    rows = _run(connection, f"{gone} RETURNING id, deliveries, attempts, key_epoch")
-    kept = ("deliveries", "attempts", "key_epoch")
-    return [{"id": UUID(bytes=row[0]), **dict(zip(kept, row[1:], strict=True))} for row in rows]
+    entry, change = ended[0]
+    ours = f"q.lease_token = X'{entry.lease_token.hex}' AND NOT EXISTS ({names.suspended})"
+    if change.state == "delivered":
+        ours = f"({ours}) OR (q.key_epoch = {int(entry.key_epoch)} AND q.state IN ('sending', 'retry', 'uncertain'))"
+    recorded = () if callbacks is None else (len(callbacks.split(",")) if callbacks else 0, callbacks)
+    settled: set[UUID] = set()
+    for part in _parts([_outcome(*ending) for ending in ended]):
+        statement = names.ending.format(
+            unchanged="TRUE" if callbacks is None else names.unchanged,
+            outcomes=", ".join([outcome.text for outcome in part]),
+            state=change.state,
+            ours=ours,
+            count=len(part),
+            ids=_literals(outcome.id.bytes for outcome in part),
+        )
+        texts = [text for outcome in part for text in outcome.texts]
+        gone = [row[0] for row in _run(connection, statement, (*recorded, *texts))]
+        settled.update([outcome.id for outcome in part] if gone == [None] else [UUID(bytes=id) for id in gone])
+    return settled
 
 
-def insert_settlements(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
-    names = _Names.of(connection, tables)
-    for part in _parts(rows):
-        values, parameters = [], []
-        for row in part:
-            values.append(f"(X'{row['id'].hex}', %s, %s, %s, %s, %s, %s, %s)")
-            numbers = (row["deliveries"], row["attempts"], row["key_epoch"])
-            parameters += [row["state"], row["result"], row["reason"], *numbers, _naive(row["settled_at"])]
-        _run(connection, f"{names.settling} {', '.join(values)}", tuple(parameters))
+class _Outcome(NamedTuple):
+    """A row of an ending statement, as text, and the parameters in it."""
+
+    id: UUID
+    text: str
+    texts: list[str]
 
 
-def _parts(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    part: list[dict[str, Any]] = []
+def _outcome(entry: ClaimedEntry, change: Settle) -> _Outcome:
+    given = [None if change.result is None else json.dumps(change.result), change.reason]
+    result, reason = ["NULL" if text is None else "%s" for text in given]
+    row = f"(X'{entry.id.hex}', {int(change.attempts)}, {result}, {reason})"
+    return _Outcome(entry.id, row, [text for text in given if text is not None])
+
+
+def _parts(outcomes: Sequence[_Outcome]) -> Iterator[list[_Outcome]]:
+    part: list[_Outcome] = []
     chars = 0
-    for row in rows:
-        length = len(row["result"] or "") + len(row["reason"] or "")
+    for outcome in outcomes:
+        length = sum(map(len, outcome.texts))
         if part and chars + length > TEXT_CHARS_MAX:
             yield part
             part, chars = [], 0
-        part.append(row)
+        part.append(outcome)
         chars += length
     yield part
 
@@ -153,23 +191,32 @@ class _Names:
 
         self.queue, self.entry = name(tables.queue), name(tables.entry)
         self.suspended = f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL"
-        number = f"SELECT number FROM {name(tables.meta)}"
-        throttled = "(d.paused OR d.breaker <> 'closed' OR d.cooldown_until > UTC_TIMESTAMP(6))"
-        self.state = (
-            f"SELECT UTC_TIMESTAMP(6), EXISTS ({self.suspended}), ({number}), d.name FROM (SELECT 1) AS o"
-            f" LEFT JOIN {name(tables.destination)} AS d ON {throttled} AND d.name IN"
-        )
-        self.callbacks = (
-            f"SELECT UTC_TIMESTAMP(6), c.name FROM (SELECT 1) AS o LEFT JOIN {name(tables.callback)} AS c ON TRUE"
-        )
-        self.settling = (
-            f"INSERT INTO {name(tables.settlement)}"
-            " (id, state, result, reason, deliveries, attempts, key_epoch, settled_at) VALUES"
+        self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
+        self.throttled = (
+            f"SELECT 1 FROM {name(tables.destination)} AS d"
+            " WHERE d.name = %s AND (d.paused OR d.breaker <> 'closed' OR d.cooldown_until > claimed_at)"
         )
         self.reading = (
-            f"SELECT {', '.join(_COLUMNS)} FROM {self.queue} AS q JOIN {self.entry} AS e ON e.id = q.id"
+            f"SELECT STRAIGHT_JOIN {_COLUMNS}, {_text_of('claimed_at')} FROM"
+            f" (SELECT {_OF_QUEUE} FROM {self.queue} WHERE {{conditions}} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) AS q"
+            f" JOIN {self.entry} AS e ON e.id = q.id"
             f" LEFT JOIN {name(tables.record)} AS r ON r.id = e.record_id AND r.state = 'accepted'"
-            f" LEFT JOIN {name(tables.settlement)} AS s ON s.id = q.id WHERE q.id IN"
+            f" LEFT JOIN {name(tables.settlement)} AS s ON s.id = q.id"
+        )
+        self.unchanged = (
+            "(SELECT COUNT(*) = %s AND COUNT(*) = COALESCE(SUM(FIND_IN_SET(c.name, %s) > 0), 0)"
+            f" FROM {name(tables.callback)} AS c)"
+        )
+        self.ending = (
+            f"BEGIN NOT ATOMIC IF {{unchanged}} THEN INSERT INTO {name(tables.settlement)}"
+            " (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)"
+            " WITH o (id, attempts, result, reason) AS (VALUES {outcomes})"
+            " SELECT STRAIGHT_JOIN q.id, '{state}', o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts),"
+            f" q.key_epoch, UTC_TIMESTAMP(6) FROM o JOIN {self.queue} AS q ON q.id = o.id WHERE {{ours}} FOR UPDATE;"
+            f" IF ROW_COUNT() = {{count}} THEN DELETE FROM {self.queue} WHERE id IN ({{ids}}); SELECT NULL;"
+            f" ELSE DELETE FROM {self.queue} WHERE id IN ({{ids}})"
+            f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id; END IF;"
+            " ELSE SELECT NULL LIMIT 0; END IF; END"
         )
 
     @staticmethod
@@ -182,23 +229,33 @@ def _names(dialect: Dialect, tables: Tables) -> _Names:
     return _Names(dialect, tables)
 
 
-_COLUMNS = LockedRow.columns(queue="q", entry="e", record="r", settlement="s")
+def _text_of(instant: str) -> str:
+    """As `datetime.fromisoformat` reads it, which takes a tenth of the drivers' own conversion."""
+    return f"CONCAT({instant}, '+00:00')"
+
+
+_INSTANT_NAMES = ("queued_at", "first_leased_at", "leased_at", "in_doubt_since", "due_at", "created_at")
+_INSTANTS = [LockedRow._fields.index(name) for name in _INSTANT_NAMES]
 _IDS = [LockedRow._fields.index(name) for name in ("id", "lease_token", "record_id")]
-_INSTANTS = [
-    LockedRow._fields.index(name)
-    for name in ("queued_at", "first_leased_at", "leased_at", "in_doubt_since", "due_at", "created_at")
-]
 _MAYBE_SENT = LockedRow._fields.index("maybe_sent")
+_OUTCOME = LockedRow._fields.index("outcome")
+_READ = LockedRow.columns(queue="q", entry="e", record="r", settlement="s")
+_COLUMNS = ", ".join(_text_of(column) if index in _INSTANTS else column for index, column in enumerate(_READ))
+_OF_QUEUE = (
+    ", ".join(column.removeprefix("q.") for column in _READ if column.startswith("q.") and column != "q.outcome")
+    + ", outcome IS NOT NULL AS outcome"
+)
 
 
-def _locked_row(row: Sequence[Any]) -> LockedRow:
-    values = list(row)
+def _locked_row(row: Sequence[Any], outcomes: Mapping[bytes, str]) -> LockedRow:
+    values = list(row[:-1])
+    values[_OUTCOME] = outcomes.get(row[0])
     for index in _IDS:
         if values[index] is not None:
             values[index] = UUID(bytes=values[index])
     for index in _INSTANTS:
         if values[index] is not None:
-            values[index] = values[index].replace(tzinfo=UTC)
+            values[index] = datetime.fromisoformat(values[index])
     values[_MAYBE_SENT] = bool(values[_MAYBE_SENT])
     return LockedRow._make(values)
 

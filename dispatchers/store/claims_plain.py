@@ -53,16 +53,12 @@ def claim(
     guards: object = None,
 ) -> list[ClaimedEntry]:
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
-    now, is_suspended, number, throttled = _read_state(connection, tables, request)
-    if is_suspended or (number or 0) < request.seen:
-        return []
+    now, quotas = _allowed(connection, tables, request, rounds)
     claimed: list[ClaimedEntry] = []
-    for quota in request.quotas:
+    for quota in quotas:
         left = request.entries_max - len(claimed)
         if left <= 0:
             break
-        if quota.destination in throttled and not quota.admitted:
-            continue
         quota = quota._replace(permits=min(quota.permits, left))
         if quota.destination in rounds:
             quota = quota._replace(due_from=rounds.due_from(quota))
@@ -74,17 +70,21 @@ def claim(
     return claimed
 
 
-def _read_state(
-    connection: Connection, tables: Tables, request: ClaimRequest
-) -> tuple[datetime, bool, int | None, set[str]]:
-    """The clock, whether sending is suspended, the number of the database's identity, and the throttled destinations."""
-    asked = [quota.destination for quota in request.quotas if not quota.admitted]
-    if connection.dialect.name == "mariadb":
-        return claims_mariadb.read_state(connection, tables, asked)
+def _allowed(
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor
+) -> tuple[datetime, Sequence[Quota]]:
+    """The clock, and the quotas for which entries may be claimed."""
+    if connection.dialect.name == "mariadb":  # each statement that claims reads the clock itself, and checks this
+        is_fair = any(quota.destination in rounds for quota in request.quotas)
+        return database_now(connection) if is_fair else NEVER, request.quotas
     stored = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
-    throttled = select(tables.destination.c.name).where(tables.destination.c.name.in_(asked), is_throttled(tables, now))
-    return now, is_suspended, number, set(connection.execute(throttled).scalars())
+    if is_suspended or (number or 0) < request.seen:
+        return now, []
+    asked = [quota.destination for quota in request.quotas if not quota.admitted]
+    found = select(tables.destination.c.name).where(tables.destination.c.name.in_(asked), is_throttled(tables, now))
+    throttled = set(connection.execute(found).scalars())
+    return now, [quota for quota in request.quotas if quota.admitted or quota.destination not in throttled]
 
 
 def _share_out(
@@ -101,7 +101,7 @@ def _take(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
 ) -> list[ClaimedEntry]:
     if connection.dialect.name == "mariadb":
-        rows = claims_mariadb.lock_due(connection, tables, quota, request, now, scope)
+        rows, now = claims_mariadb.lock_due(connection, tables, quota, request, scope)
     else:
         rows = _lock_due(connection, tables, quota, request, now, scope)
     return _lease(connection, tables, rows, request, now)
@@ -218,19 +218,16 @@ def settle(
     callbacks: str | None = None,
 ) -> set[UUID]:
     """See `claims_postgresql.settle`. It needs no guards here."""
-    if connection.dialect.name == "mariadb":
-        now, on_record = claims_mariadb.read_callbacks(connection, tables)
-    else:
-        now, on_record = database_now(connection), callback_registry.read(connection, tables)
-    if callbacks is not None and callbacks != callback_registry.summary(on_record):
-        return set()
     ended = [(entry, change) for entry, change in settlements if isinstance(change, Settle)]
-    moved = [
-        entry.id
-        for entry, change in settlements
-        if not isinstance(change, Settle) and _move(connection, tables, entry, change, now)
-    ]
-    return _end(connection, tables, ended, now) | set(moved)
+    moves = [(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
+    if connection.dialect.name != "mariadb" or moves or any(change.note for _, change in ended):
+        now, on_record = database_now(connection), callback_registry.read(connection, tables)
+        if callbacks is not None and callbacks != callback_registry.summary(on_record):
+            return set()
+    else:
+        now = NEVER  # the statement that ends the entries reads the clock itself, and compares the callbacks
+    moved = {entry.id for entry, change in moves if _move(connection, tables, entry, change, now)}
+    return _end(connection, tables, ended, now, callbacks) | moved
 
 
 def _proven(tables: Tables, key_epoch: int) -> Any:
@@ -253,33 +250,42 @@ def _move(connection: Connection, tables: Tables, entry: ClaimedEntry, change: U
 
 
 def _end(
-    connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], now: datetime
+    connection: Connection,
+    tables: Tables,
+    ended: Sequence[tuple[ClaimedEntry, Settle]],
+    now: datetime,
+    callbacks: str | None,
 ) -> set[UUID]:
-    """Delete the queue rows of all entries of one claim with one statement, then insert the settlements."""
-    changes = {entry.id: (entry, change) for entry, change in ended}
-    alike: dict[tuple[UUID, int, bool], list[UUID]] = {}
+    """End all entries of one claim together."""
+    alike: dict[tuple[UUID, int, str], list[tuple[ClaimedEntry, Settle]]] = {}
     for entry, change in ended:
-        alike.setdefault((entry.lease_token, entry.key_epoch, change.state == "delivered"), []).append(entry.id)
-    settled: list[dict[str, Any]] = []
-    for (token, key_epoch, is_proof), ids in alike.items():
+        alike.setdefault((entry.lease_token, entry.key_epoch, change.state), []).append((entry, change))
+    settled: set[UUID] = set()
+    for group in alike.values():
         if connection.dialect.name == "mariadb":
-            gone = claims_mariadb.delete_ended(connection, tables, ids, token, key_epoch, is_proof=is_proof)
+            settled |= claims_mariadb.end(connection, tables, group, callbacks)
         else:
-            gone = _delete_ended(connection, tables, ids, token, key_epoch, is_proof=is_proof)
-        settled += [_settlement(row, changes[row["id"]][1], now) for row in gone]
-    if settled and connection.dialect.name == "mariadb":
-        claims_mariadb.insert_settlements(connection, tables, settled)
-    elif settled:
-        connection.execute(insert(tables.settlement), settled)
-    ids_settled = {row["id"] for row in settled}
+            settled |= _end_alike(connection, tables, group, now)
     notes = [
         _note(entry, change.reason, now, by_lookup=change.looked_up)
         for entry, change in ended
-        if change.note is not None and entry.id in ids_settled
+        if change.note is not None and entry.id in settled
     ]
     if notes:
         connection.execute(insert(tables.event), notes)
-    return ids_settled
+    return settled
+
+
+def _end_alike(
+    connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], now: datetime
+) -> set[UUID]:
+    changes = {entry.id: change for entry, change in ended}
+    entry, change = ended[0]
+    is_proof = change.state == "delivered"
+    gone = _delete_ended(connection, tables, list(changes), entry.lease_token, entry.key_epoch, is_proof=is_proof)
+    if gone:
+        connection.execute(insert(tables.settlement), [_settlement(row, changes[row["id"]], now) for row in gone])
+    return {row["id"] for row in gone}
 
 
 def _delete_ended(

@@ -2,16 +2,25 @@
 
 import asyncio
 import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 from support.database import CHARGE, PAYLOAD, TABLES, Database, statements_of
-from support.entries import dispatcher
+from support.entries import change, claim, claim_one, claim_request, dispatcher, put, quota, settle
 
 import outbox
 from dispatchers import Delivered, Delivery, Operations
-from dispatchers.store import claims_mariadb
+from dispatchers.store import claims_mariadb, claims_plain
+from dispatchers.store.database import DatabaseStore
+from dispatchers.stored_outcome import NOTHING_STORED, read_outcome, write_outcome
+from dispatchers.transitions import Settle
 
 ENTRIES = 40
+ENTRY_IDS = re.compile(r"id IN \(X'")
 
 
 def drain(mariadb: Database, ob: outbox.Outbox, result: str) -> list[str]:
@@ -31,11 +40,96 @@ def drain(mariadb: Database, ob: outbox.Outbox, result: str) -> list[str]:
     return sent
 
 
-def test_the_statements_of_a_batch_are_as_many_for_one_entry_as_for_forty(mariadb: Database, ob: outbox.Outbox) -> None:
+def test_a_batch_is_claimed_with_two_statements_and_ended_with_one(mariadb: Database, ob: outbox.Outbox) -> None:
     sent = drain(mariadb, ob, "done")
 
-    for wanted in ("UPDATE outbox_queue SET state", "DELETE FROM outbox_queue", "INSERT INTO outbox_settlement"):
-        assert sum(statement.startswith(wanted) for statement in sent) == 1, wanted
+    of_entries = [statement for statement in sent if ENTRY_IDS.search(statement)]
+    assert ["INSERT INTO outbox_settlement" in statement for statement in of_entries] == [False, True]
+    assert of_entries[0].startswith("UPDATE outbox_queue SET state")
+
+
+def test_a_claim_locks_what_it_reads_but_not_the_entries_own_rows(mariadb: Database, ob: outbox.Outbox) -> None:
+    put(mariadb, ob, count=4)
+    request = claim_request(quota())
+
+    with mariadb.engine.connect() as one, mariadb.engine.connect() as other:
+        first, _ = claims_mariadb.lock_due(one, TABLES, quota(permits=3), request, None)
+        second, _ = claims_mariadb.lock_due(other, TABLES, quota(), request, None)
+        other.execute(sa.text("SELECT id FROM outbox_entry FOR UPDATE NOWAIT"))
+
+    assert (len(first), len(second)) == (3, 1)
+    assert not {row.id for row in first} & {row.id for row in second}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_a_batch_may_not_end_keeps_its_queue_row(mariadb: Database, ob: outbox.Outbox, lost: int) -> None:
+    put(mariadb, ob, count=2)
+    store = DatabaseStore(mariadb.engine, ob.configuration)
+    claimed = claim(store, quota())
+    for entry in claimed[:lost]:
+        change(mariadb, entry.id, lease_token=UUID(int=7))
+
+    settled = settle(store, *((entry, Settle("failed", 1, reason="declined")) for entry in claimed))
+
+    assert settled == {row.id for row in mariadb.rows(TABLES.settlement)} == {entry.id for entry in claimed[lost:]}
+    assert {row.id for row in mariadb.rows(TABLES.queue)} == {entry.id for entry in claimed[:lost]}
+
+
+def test_a_claim_reads_the_outcome_that_is_stored_of_an_entry(mariadb: Database, ob: outbox.Outbox) -> None:
+    first, second = put(mariadb, ob, count=2)
+    change(mariadb, second, outcome=write_outcome("slow", deliveries=1))
+    store = DatabaseStore(mariadb.engine, ob.configuration)
+
+    claimed = claim(store, quota())
+
+    read = {entry.id: entry.outcome for entry in claimed}
+    assert read == {first: NOTHING_STORED, second: read_outcome(write_outcome("slow", deliveries=1))}
+
+
+@pytest.mark.parametrize(
+    ("read", "is_settled"),
+    [("a,b", True), (None, True), ("", False), ("a", False), ("a,c", False), ("a,b,c", False)],
+)
+def test_an_entry_ends_only_under_the_callbacks_that_were_read(
+    mariadb: Database, ob: outbox.Outbox, read: str | None, is_settled: bool
+) -> None:
+    put(mariadb, ob)
+    entry = claim_one(DatabaseStore(mariadb.engine, ob.configuration))
+    recorded = {"recorded_at": sa.func.now(), "started_at": sa.func.now()}
+    mariadb.execute(sa.insert(TABLES.callback).values([{"name": name, **recorded} for name in ("b", "a")]))
+
+    with mariadb.engine.begin() as connection:
+        settled = claims_plain.settle(connection, TABLES, [(entry, Settle("delivered", 1))], callbacks=read)
+
+    assert settled == ({entry.id} if is_settled else set())
+    assert [row.id for row in mariadb.rows(TABLES.queue)] == ([] if is_settled else [entry.id])
+
+
+def test_an_entry_that_is_claimed_again_meanwhile_does_not_end(mariadb: Database, ob: outbox.Outbox) -> None:
+    put(mariadb, ob)
+    store = DatabaseStore(mariadb.engine, ob.configuration)
+    entry = claim_one(store)
+    taken_over = sa.update(TABLES.queue).values(lease_token=UUID(int=7))
+
+    with ThreadPoolExecutor(1) as pool, mariadb.engine.connect() as connection:
+        connection.execute(taken_over)
+        settling = pool.submit(settle, store, (entry, Settle("failed", 1)))
+        wait_for_a_lock(mariadb)
+        connection.commit()
+        settled = settling.result()
+
+    assert settled == set()
+    assert len(mariadb.rows(TABLES.queue)) == 1
+    assert mariadb.rows(TABLES.settlement) == []
+
+
+def wait_for_a_lock(mariadb: Database) -> None:
+    """Return once a transaction waits for a lock."""
+    waiting = sa.text("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+    deadline = time.monotonic() + 30
+    with mariadb.new_engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        while connection.execute(waiting).one()[1] == "0":
+            assert time.monotonic() < deadline, "nothing waits"
 
 
 def test_long_results_are_inserted_in_parts(
@@ -46,7 +140,7 @@ def test_long_results_are_inserted_in_parts(
 
     sent = drain(mariadb, ob, result)
 
-    assert sum(statement.startswith("INSERT INTO outbox_settlement") for statement in sent) > 5
+    assert sum("INSERT INTO outbox_settlement" in statement for statement in sent) > 5
     stored = mariadb.rows(TABLES.settlement)
     assert len(stored) == ENTRIES
     assert {json.loads(row.result)["text"] for row in stored} == {result}
