@@ -29,7 +29,6 @@ from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
 from outbox.sql.dialect import clock, sqlstate
-from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
 
@@ -277,15 +276,18 @@ _SERVER_SETTINGS = text(
 
 
 def _galera(connection: Connection, context: Context) -> Iterable[Finding]:
-    if is_galera(connection):
-        yield from doctor_mariadb.galera({name.lower(): value for name, value in connection.execute(_GALERA_SETTINGS)})
+    if connection.dialect.name != "mariadb":
+        return
+    settings = {name.lower(): value for name, value in connection.execute(_GALERA_SETTINGS)}
+    if settings.get("wsrep_provider", "none") not in ("", "none"):
+        yield from doctor_mariadb.galera(settings | doctor_mariadb.options(settings.pop("wsrep_provider_options", "")))
 
 
 _GALERA_SETTINGS = text(
     "SELECT variable_name, variable_value FROM information_schema.global_variables"
-    " WHERE variable_name IN ('INNODB_AUTOINC_LOCK_MODE', 'WSREP_OSU_METHOD', 'WSREP_TRX_FRAGMENT_SIZE')"
-    " UNION ALL SELECT variable_name, variable_value FROM information_schema.global_status"
-    " WHERE variable_name = 'WSREP_CLUSTER_SIZE'"
+    " WHERE variable_name LIKE 'WSREP%' OR variable_name IN ('READ_ONLY', 'BINLOG_FORMAT', 'INNODB_AUTOINC_LOCK_MODE')"
+    " UNION ALL SELECT variable_name, variable_value FROM information_schema.global_status WHERE variable_name"
+    " IN ('WSREP_CLUSTER_SIZE', 'WSREP_CLUSTER_STATUS', 'WSREP_LOCAL_STATE_COMMENT')"
 )
 
 

@@ -1,7 +1,7 @@
 """The rules of `outbox doctor` for the settings of a MariaDB server, and of a node of a Galera cluster. Pure."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dispatchers.admin.doctor_rules import Finding
 
@@ -40,23 +40,57 @@ _SERVER = {
 
 
 def galera(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """settings: variables and status values of a node, by their names in lower case; those that it does not have are left out."""
-
-    def finding(name: str, meaning: str, remedy: str) -> Finding:
-        text = f"{name} is {settings[name]}"
-        return Finding(check="galera", severity="warning", text=text, meaning=meaning, remedy=remedy)
-
-    for name, (expected, meaning) in _GALERA.items():
-        if settings.get(name, expected) != expected:
-            yield finding(name, meaning, f"set {name} to {expected} in the configuration of each node")
+    """settings: variables, status values and options of the provider of a node, by their names in lower case; those that it does
+    not have are left out.
+    """
+    for name, rule in _GALERA.items():
+        if settings.get(name, rule.expected) != rule.expected:
+            text = f"{name} is {settings[name]}"
+            remedy = rule.remedy or f"set {name} to {rule.expected} in the configuration of each node"
+            yield Finding(check="galera", severity=rule.severity, text=text, meaning=rule.meaning, remedy=remedy)
     if int(settings.get("wsrep_cluster_size", GALERA_NODES_MIN)) < GALERA_NODES_MIN:
+        text = f"wsrep_cluster_size is {settings['wsrep_cluster_size']}"
         meaning = "without a majority nothing is enqueued or sent: if a node is lost, the others may refuse statements"
-        yield finding("wsrep_cluster_size", meaning, "start the other nodes, or run three")
+        remedy = "start the other nodes, or run three"
+        yield Finding(check="galera", severity="warning", text=text, meaning=meaning, remedy=remedy)
 
 
+def options(text: str) -> dict[str, str]:
+    """The options of Galera's provider by name. A switch that is off is "false", however it was written."""
+    parts = [option.partition("=") for option in text.split(";")]
+    values = {name.strip(): value.strip().lower() for name, _, value in parts}
+    return {name: "false" if value in ("0", "no", "off") else value for name, value in values.items()}
+
+
+class _Rule(NamedTuple):
+    """expected: the value that the outbox is tested with. remedy: if it is no setting."""
+
+    expected: str
+    meaning: str
+    remedy: str | None = None
+    severity: Literal["error", "warning"] = "warning"
+
+
+_TWICE = "both parts of a divided cluster send, and an effect may happen twice where the service keeps no keys"
 _GALERA = {
-    "innodb_autoinc_lock_mode": ("2", "transactions of other nodes are refused at their commit more often"),
-    "wsrep_osu_method": ("TOI", "`outbox db upgrade` changes the tables of one node only"),
-    "wsrep_trx_fragment_size": ("0", "the outbox is not tested with streaming replication"),
+    "wsrep_on": _Rule("ON", "what is written here is not copied to the other nodes", severity="error"),
+    "wsrep_cluster_status": _Rule(
+        "Primary",
+        "the node is outside the cluster's majority: it refuses statements, and what it shows may be old",
+        "let the node reach the others, and use another one meanwhile",
+        severity="error",
+    ),
+    "wsrep_local_state_comment": _Rule(
+        "Synced",
+        "the node may be far behind the others, and while another node copies it, its commits may stop",
+        "use another node until it is Synced; SET GLOBAL wsrep_desync = OFF if an operator has set it",
+    ),
+    "pc.ignore_sb": _Rule("false", _TWICE, severity="error"),
+    "pc.ignore_quorum": _Rule("false", _TWICE, severity="error"),
+    "wsrep_dirty_reads": _Rule("OFF", "outside the cluster's majority, old rows are shown instead of an error"),
+    "read_only": _Rule("OFF", "dispatchers and apps cannot write here, unless their user has READ_ONLY ADMIN"),
+    "binlog_format": _Rule("ROW", "Galera copies rows only: statements are refused, or change nothing elsewhere"),
+    "innodb_autoinc_lock_mode": _Rule("2", "transactions of other nodes are refused at their commit more often"),
+    "wsrep_osu_method": _Rule("TOI", "`outbox db upgrade` changes the tables of one node only"),
+    "wsrep_trx_fragment_size": _Rule("0", "the outbox is not tested with streaming replication"),
 }
-"""The value of each variable that the outbox is tested with, and what follows from another one."""

@@ -45,8 +45,10 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(error.exit_code, codes[error.exit_code], error.format_message())
     from sqlalchemy.exc import DBAPIError
 
+    from dispatchers.store.outage_log import cause_of
     from dispatchers.store.row_errors import is_conflict
     from outbox.errors import DecisionRefused, EntryNotFound, OutboxError
+    from outbox.sql.mariadb_errors import leaves_cluster
 
     match error:
         case EntryNotFound():
@@ -56,6 +58,8 @@ def failure_of(error: Exception) -> Failure | None:
         case OutboxError():
             return Failure(REFUSED, "refused", str(error))
         case DBAPIError():
+            if leaves_cluster(error.orig):
+                return Failure(REFUSED, "database", f"database unavailable: {cause_of(error)}")
             # Not the whole: SQLAlchemy's text shows the statement's parameters, and a driver's further lines show values.
             first_line = (str(error.orig).strip() or type(error.orig).__name__).splitlines()[0]
             again = "; another transaction was preferred, and this one undone: run the command again"

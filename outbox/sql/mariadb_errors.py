@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
+OUTSIDE_CLUSTER = "08S01"
+
 _STATES = MappingProxyType(
     {
         1205: "55P03",  # a row's lock was not free in time: only the statement is undone
@@ -37,7 +39,7 @@ _STATES = MappingProxyType(
         1040: "53300",  # too many connections
         1203: "53300",
         1226: "53400",
-        1047: "08S01",  # Galera: this node is outside the majority, or has not received the cluster's state yet
+        1047: OUTSIDE_CLUSTER,  # Galera: this node is outside the majority, or has not received the cluster's state yet
         1180: "08007",  # Galera: the node left the cluster during the COMMIT, whose result is unknown
         1053: "57P01",  # the server shuts down
         1927: "57P01",  # the connection was killed
@@ -74,6 +76,11 @@ def number_of(error: BaseException | None) -> int | None:
 def undoes_transaction(error: BaseException | None) -> bool:
     """Whether the server has undone the whole transaction with such an error, and not only the statement."""
     return is_of_server(error) and number_of(error) in _UNDOING
+
+
+def leaves_cluster(error: BaseException | None) -> bool:
+    """Whether the server is a node of a Galera cluster that is outside of it, and refuses every statement."""
+    return is_of_server(error) and state_of(error) == OUTSIDE_CLUSTER
 
 
 def state_of(error: BaseException | None) -> str | None:

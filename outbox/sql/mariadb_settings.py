@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, LargeBinary, bindparam, event, text
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import ConfigurationError, NoTransaction
-from outbox.sql.mariadb_errors import undoes_transaction
+from outbox.sql.mariadb_errors import leaves_cluster, undoes_transaction
 
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 
@@ -153,3 +153,7 @@ def _note_undoing(context: ExceptionContext) -> None:
         transaction = context.connection.get_transaction()
         if transaction is not None:
             _undone.add(transaction)
+    if leaves_cluster(context.original_exception):
+        context.is_disconnect = (
+            True  # the node refuses the ROLLBACK too, and a proxy leads a new connection to another node
+        )

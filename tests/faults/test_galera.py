@@ -20,6 +20,7 @@ from support.galera_chaos import chaos
 from support.galera_cluster import missing_part, running_cluster, wait_until
 
 import outbox
+from dispatchers import Delivery, Outcome
 from dispatchers.adapters.memory import MemoryAdapter
 from dispatchers.admin import doctor
 from dispatchers.admin.again import again as ask_again
@@ -282,6 +283,39 @@ def an_entry_asked_for_again_while_it_is_deleted_is_sent(engines: list[sa.Engine
         assert ended_states(engines, id) == ([], [])
 
 
+def a_node_outside_the_cluster_keeps_outcomes_and_connections_are_new(
+    engines: list[sa.Engine], ob: outbox.Outbox
+) -> None:
+    """wsrep_reject_queries makes a node answer as one that is outside the majority."""
+    id = enqueued(engines, ob, "race:outside")
+    refused: list[Any] = []
+    engine = engine_of(engines[1].url)
+    sa.event.listen(engine, "handle_error", refused.append)
+
+    def reject(which: str) -> None:
+        with pymysql.connect(unix_socket=engine.url.query["unix_socket"], user="root", autocommit=True) as connection:
+            connection.cursor().execute(f"SET GLOBAL wsrep_reject_queries = {which}")
+
+    class Leaving(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            reject("ALL")
+            return await super().send(delivery)
+
+    def is_over() -> bool:
+        if len(refused) >= 3:
+            reject("NONE")
+        return left(engines[0]) == 0
+
+    service = Leaving()
+    working = dispatcher(engine, ob, adapters={"crm": service})
+    asyncio.run(pumping(working, is_over))
+    engine.dispose()
+
+    assert [delivery.id for delivery in service.deliveries] == [id]
+    assert ended_states(engines, id) == ([], ["delivered"])
+    assert all(context.is_disconnect for context in refused)
+
+
 def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     def certify_group(connection: sa.Connection) -> set[str]:
         return certify(connection, TABLES, ["group"])
@@ -289,19 +323,28 @@ def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], 
     assert race(engines, certify_group, certify_group) == Race({"group"}, {"group"}, is_refused=True)
 
 
-def the_doctor_names_a_node_that_would_change_tables_alone(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
-    found = []
-    with engines[0].connect() as connection:
-        for method in ("RSU", "TOI"):
-            connection.exec_driver_sql(f"SET GLOBAL wsrep_OSU_method = {method}")
-            context = doctor.Context(tables=TABLES, prefix="outbox_")
-            found.append([each.text for each in doctor.CHECKS["galera"](connection, context)])
+def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    def found(connection: sa.Connection) -> list[str]:
+        context = doctor.Context(tables=TABLES, prefix="outbox_")
+        return [f"{each.severity}: {each.text}" for each in doctor.CHECKS["galera"](connection, context)]
 
-    assert found == [["wsrep_osu_method is RSU"], []]
+    changes = {
+        "GLOBAL wsrep_OSU_method": ("RSU", "TOI", "warning: wsrep_osu_method is RSU"),
+        "GLOBAL wsrep_desync": ("ON", "OFF", "warning: wsrep_local_state_comment is Donor/Desynced"),
+        "GLOBAL wsrep_provider_options": ("'pc.ignore_sb=true'", "'pc.ignore_sb=no'", "error: pc.ignore_sb is true"),
+        "GLOBAL wsrep_on": ("OFF", "ON", "error: wsrep_on is OFF"),
+    }
+    with engines[0].connect() as connection:
+        for name, (other, usual, expected) in changes.items():
+            connection.exec_driver_sql(f"SET {name} = {other}")
+            shown = found(connection)
+            connection.exec_driver_sql(f"SET {name} = {usual}")
+            wait_until(lambda: not found(connection), f"{name} is {usual}")
+            assert shown == [expected]
 
 
 CHECKS = (
-    the_doctor_names_a_node_that_would_change_tables_alone,
+    the_doctor_names_settings_and_states_that_weaken_a_guarantee,
     one_node_sends_in_order_what_two_others_enqueue,
     only_one_of_the_nodes_that_certify_a_name_commits,
     one_of_two_claims_of_an_entry_is_refused,
@@ -311,6 +354,7 @@ CHECKS = (
     a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed,
     a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled,
     an_entry_asked_for_again_while_it_is_deleted_is_sent,
+    a_node_outside_the_cluster_keeps_outcomes_and_connections_are_new,
 )
 
 
