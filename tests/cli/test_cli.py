@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+import pymysql
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import command, document, error_of, refused, succeeded
@@ -163,6 +164,15 @@ def test_an_error_of_the_database_shows_no_parameters() -> None:
     error = sa.exc.IntegrityError("INSERT", {"payload": "4242"}, Exception("duplicate key\nDETAIL: (4242) exists"))
 
     assert exit_codes.failure_of(error) == exit_codes.Failure(1, "database", "database error: duplicate key")
+
+
+def test_a_galera_node_outside_the_majority_is_said_in_words() -> None:
+    failure = exit_codes.failure_of(
+        sa.exc.OperationalError("SELECT", None, pymysql.err.OperationalError(1047, "WSREP"))
+    )
+
+    assert failure is not None
+    assert failure.message.startswith("database unavailable: this Galera node is outside the cluster's majority")
 
 
 def test_an_unexpected_error_keeps_its_trace() -> None:
