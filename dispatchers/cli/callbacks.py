@@ -1,7 +1,8 @@
 """`outbox callbacks`: list, record and forget the callbacks that settlements must run."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,7 @@ from dispatchers.cli import options
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import NothingFound
 from dispatchers.cli.output import answer, clean, table
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +29,7 @@ def callbacks() -> None:
 
 
 @callbacks.command("list")
-@options.database_options
+@over_databases
 def list_callbacks(target: options.Target) -> None:
     """List the recorded callbacks and the entries waiting for each."""
     from dispatchers.store.callback_registry import list_all
@@ -37,30 +39,41 @@ def list_callbacks(target: options.Target) -> None:
     answer({"callbacks": found}, lambda: _drawn(found))
 
 
+def _named_once(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the app's function once, however many databases there are."""
+
+    @wraps(command)
+    def with_names(factory: str, **rest: Any) -> None:
+        from dispatchers.cli.run import make
+
+        command(names=sorted(make(factory).callbacks), **rest)
+
+    return with_names
+
+
 @callbacks.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
-@options.database_options
-def record(factory: str, target: options.Target) -> None:
+@_named_once
+@over_databases
+def record(names: list[str], target: options.Target) -> None:
     """Record the callbacks of the dispatcher that MODULE:FUNCTION makes.
 
-    Run this command before a deploy, after `outbox db upgrade`. Then you can deploy app and dispatcher in any order: no
-    running dispatcher settles an entry of the new app without its callback.
+    The function may also make a fleet. Run this command before a deploy, after `outbox db upgrade`. Then you can deploy app
+    and dispatcher in any order: no running dispatcher settles an entry of the new app without its callback.
     """
-    from dispatchers.cli.run import make_dispatcher
     from dispatchers.store.callback_registry import register
 
-    names = sorted(make_dispatcher(factory).callbacks)
     with deciding(target) as (connection, tables):
         register(connection, tables, names)
     answer(
         {"callbacks": names},
-        f"{len(names)} recorded: {', '.join(map(clean, names))}" if names else "the dispatcher has none",
+        f"{len(names)} recorded: {', '.join(map(clean, names))}" if names else "there are none",
     )
 
 
 @callbacks.command()
 @click.argument("name")
-@options.database_options
+@over_databases
 def forget(name: str, target: options.Target) -> None:
     """Forget a callback that was removed from the code.
 

@@ -29,7 +29,7 @@ SECRET_WORDS = ("pass", "secret", "token", "key")
 @options.json_option
 @options.prefix_option
 @options.schema_option
-@options.database_option(required=False)
+@options.database_option
 @click.pass_context
 def config(ctx: click.Context, database: str | None, schema: str | None, prefix: str) -> None:
     """Show the effective configuration and its sources.

@@ -27,7 +27,7 @@ PAUSE_SECONDS_MAX = 0.05  # of the first pause between two tries; each next one 
 def reading(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     """A connection in a transaction that sees one moment of the database, and on PostgreSQL cannot write."""
     tables = _tables(target)
-    with _engine(target.database).connect() as connection:
+    with _engine(existing(target.database)).connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         _require(connection, tables)
@@ -37,7 +37,7 @@ def reading(target: Target) -> "Iterator[tuple[Connection, Tables]]":
 @contextmanager
 def examining(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     """A connection for several transactions. None of the outbox's tables need exist."""
-    with _engine(target.database).connect() as connection:
+    with _engine(existing(target.database)).connect() as connection:
         yield connection, _tables(target)
 
 
@@ -61,7 +61,7 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     from outbox.sql.dialect import prepare_sqlite
 
     tables = _tables(target)
-    engine = _engine(target.database)
+    engine = _engine(existing(target.database))
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine)
     with engine.begin() as connection:
@@ -124,6 +124,7 @@ def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
     from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
+    from outbox.sql.engines import driver_of
 
     if url.get_backend_name() == "cockroachdb":
         raise not_supported("cockroachdb")
@@ -138,14 +139,17 @@ def _require_driver(url: "URL", option: str) -> None:
         raise _wrong(f"names an unknown driver, {url.drivername!r}: write postgresql+psycopg://", option) from None
     except ModuleNotFoundError as error:
         raise _wrong(
-            f"needs the driver {error.name!r}, which is not installed:"
-            " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://",
+            f"needs the driver {error.name!r}, which is not installed: pip install {driver_of(url)}",
             option,
         ) from None
 
 
-def _wrong(what: str, option: str) -> click.BadParameter:
-    return click.BadParameter(f"the URL {what}", param_hint=f"'{option}'")
+class WrongUrl(click.BadParameter):
+    """The URL of one database cannot be used."""
+
+
+def _wrong(what: str, option: str) -> WrongUrl:
+    return WrongUrl(f"the URL {what}", param_hint=f"'{option}'")
 
 
 def existing(database: str, option: str = "--database") -> "URL":
@@ -162,12 +166,18 @@ def existing(database: str, option: str = "--database") -> "URL":
     return url
 
 
-def _engine(database: str) -> "Engine":
+def reach(database: str) -> None:
+    """Connect once. SQLite always answers, and would create a missing file."""
+    url = parsed(database)
+    if url.get_backend_name() != "sqlite":
+        _engine(url).connect().close()
+
+
+def _engine(url: "URL") -> "Engine":
     from sqlalchemy.pool import NullPool
 
     from outbox.sql.engines import engine_of
 
-    url = existing(database)
     # PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
     connect_args = {"prepare_threshold": None} if url.get_driver_name() == "psycopg" else {}
     return engine_of(url, poolclass=NullPool, connect_args=connect_args)

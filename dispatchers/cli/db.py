@@ -1,10 +1,13 @@
 """`outbox db`: create, upgrade and check the outbox's tables."""
 
+from functools import partial
+
 import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import existing, parsed
 from dispatchers.cli.output import answer
+from dispatchers.cli.over_databases import over_databases
 
 
 @click.group()
@@ -13,7 +16,7 @@ def db() -> None:
 
 
 @db.command()
-@options.database_options
+@partial(over_databases, is_long=True)
 def upgrade(target: options.Target) -> None:
     """Create the tables, or upgrade them to this release."""
     from outbox import migrations  # alembic is an extra, and slow to load
@@ -27,7 +30,7 @@ def upgrade(target: options.Target) -> None:
 
 
 @db.command()
-@options.database_options
+@over_databases
 def check(target: options.Target) -> None:
     """Check that the tables match this release.
 
@@ -52,7 +55,7 @@ def check(target: options.Target) -> None:
     is_flag=True,
     help="Store new bodies in the records again; existing partitions are dropped when their bodies have expired.",
 )
-@options.database_options
+@partial(over_databases, is_long=True)
 def partition(target: options.Target, undo: bool) -> None:
     """Store response bodies in daily partitions.
 

@@ -38,7 +38,7 @@ def docs() -> None:
 @click.option(
     "--dispatcher",
     metavar="MODULE:FUNCTION",
-    help="The dispatcher of `outbox run`; its keep determines how long keys are refused.",
+    help="The dispatcher, or the fleet, of `outbox run`; its keep determines how long keys are refused.",
 )
 @options.json_option
 def idempotency(
@@ -97,6 +97,6 @@ def _function(reference: str | None) -> Any:
 
 
 def _refused(dispatcher: str | None) -> timedelta | None:
-    from dispatchers.cli.run import make_dispatcher
+    from dispatchers.cli.run import make
 
-    return None if dispatcher is None else make_dispatcher(dispatcher).retention.refuse
+    return None if dispatcher is None else make(dispatcher).retention.refuse

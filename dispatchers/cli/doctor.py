@@ -28,8 +28,13 @@ EXTRAS = {
     "greenlet": "asyncio",
     "asyncpg": "asyncpg",
     "psycopg": "postgresql",
+    "pymysql": "mariadb",
+    "MySQLdb": "mysqlclient",
+    "asyncmy": "asyncmy",
 }
 """The extra that brings each package a dispatcher may need."""
+DRIVERS = {"psycopg_async": "psycopg", "mysqldb": "MySQLdb"}
+"""The packages of drivers that SQLAlchemy calls otherwise."""
 
 
 @click.command()
@@ -54,7 +59,7 @@ def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
             env=env,
             keyring=keyring,
             malformed=malformed,
-            missing=_missing(target.database),
+            missing=missing_packages(target.database),
         )
         found = asyncio.run(diagnose(runner(connection), context))
     document = {"is_healthy": found.is_healthy, "findings": found.findings, "checked": found.checked}
@@ -73,12 +78,12 @@ def _keyring(secret: str | None) -> "tuple[Keyring | None, str | None]":
         return None, str(error)
 
 
-def _missing(database: str) -> dict[str, str]:
+def missing_packages(database: str) -> dict[str, str]:
     """The packages that `outbox run` needs for this URL and that are not installed, each with its extra."""
     from sqlalchemy import make_url
 
     dialect = make_url(database).get_dialect()
-    needed = ["apscheduler", dialect.driver.removesuffix("_async")] + (["greenlet"] if dialect.is_async else [])
+    needed = ["apscheduler", DRIVERS.get(dialect.driver, dialect.driver)] + (["greenlet"] if dialect.is_async else [])
     return {package: EXTRAS[package] for package in needed if package in EXTRAS and find_spec(package) is None}
 
 

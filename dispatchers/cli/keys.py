@@ -10,6 +10,7 @@ import click
 from dispatchers.cli import options
 from dispatchers.cli.exit_codes import NothingFound
 from dispatchers.cli.output import answer
+from dispatchers.cli.over_databases import one_database
 
 if TYPE_CHECKING:
     from outbox.keys import Keyring
@@ -38,7 +39,7 @@ def generate(kid: str) -> None:
 
 @keys.command()
 @click.argument("kid")
-@options.database_options
+@one_database
 def forget(kid: str, target: options.Target) -> None:
     """Delete the recorded check value of KID.
 

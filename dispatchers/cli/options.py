@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -45,14 +44,12 @@ any_scope_option = once_option("--scope", help="Only parent keys of this scope (
 any_source_option = once_option("--source", help="Only parent keys of this source: app, http, inbox:...")
 
 
-def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated]:
-    return click.option(
-        "--database",
-        envvar="DATABASE_URL",
-        required=required,
-        show_envvar=True,
-        help="SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name.",
-    )
+database_option = click.option(
+    "--database",
+    envvar="DATABASE_URL",
+    show_envvar=True,
+    help="SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name.",
+)
 
 
 class Target(NamedTuple):
@@ -63,22 +60,9 @@ class Target(NamedTuple):
     prefix: str
 
 
-def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--database`, `--schema`, `--prefix` and `--json`: the options of every command that uses a database.
-
-    The command gets the first three as one `target`.
-    """
-
-    @wraps(command)
-    def with_target(*, database: str, schema: str | None, prefix: str, **rest: Any) -> Any:
-        return command(target=Target(database, schema, prefix), **rest)
-
-    return target_options(with_target)
-
-
-def target_options(command: Callable[..., Any], *, database_required: bool = True) -> Callable[..., Any]:
-    """Add the options of a target, which the command gets one by one."""
-    for option in (json_option, prefix_option, schema_option, database_option(required=database_required)):
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--database`, `--schema`, `--prefix` and `--json`, which the command gets one by one."""
+    for option in (json_option, prefix_option, schema_option, database_option):
         command = option(command)
     return command
 

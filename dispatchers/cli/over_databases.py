@@ -1,14 +1,14 @@
 """`--databases FILE`: a command over all databases of a fleet, or over the one that has what it names."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from dispatchers.cli import options, output
-from dispatchers.cli.connections import repeated_after_conflicts
+from dispatchers.cli.connections import WrongUrl, reach, repeated_after_conflicts
 from dispatchers.cli.exit_codes import NOT_FOUND, REFUSED, Failure, NothingFound, failure_of
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
     from sqlalchemy import URL
+
+Step = tuple[Callable[[str], Any], float | None]
+"""What is done with the URL of a database, and for how many seconds at most."""
 
 DATABASE_SECONDS = 20.0  # a database that has not answered by then is reported as an error
 FIND_SECONDS = 5.0  # the same for the search for the database of an entry
@@ -31,9 +34,9 @@ class Answer(NamedTuple):
 
 
 def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Callable[..., Any]:
-    """Add `--databases`, beside the options of `options.database_options`. With it the command runs once for each database.
+    """Add `--databases`, beside the options of a target. With it the command runs once for each database.
 
-    is_long: whether a database may take longer than `DATABASE_SECONDS`.
+    is_long: whether a database that answers may take longer than `DATABASE_SECONDS`.
     """
 
     @wraps(command)
@@ -45,11 +48,15 @@ def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Cal
             command(target=options.Target(url, schema, prefix), **rest)
 
         if url is None:
-            _run_over(context, str(databases), work, None if is_long else DATABASE_SECONDS)
+            _run_over(
+                context,
+                str(databases),
+                [(reach, DATABASE_SECONDS), (work, None)] if is_long else [(work, DATABASE_SECONDS)],
+            )
         else:
             work(url)
 
-    return options.target_options(databases_option(with_each), database_required=False)
+    return options.target_options(databases_option(with_each))
 
 
 def one_database(command: Callable[..., Any], *, found_by: str | None = None) -> Callable[..., Any]:
@@ -67,7 +74,7 @@ def one_database(command: Callable[..., Any], *, found_by: str | None = None) ->
             url = _url_of_holder(context, str(databases), named, options.Target("", schema, prefix))
         command(target=options.Target(url, schema, prefix), **rest)
 
-    return options.target_options(databases_option(with_one), database_required=False)
+    return options.target_options(databases_option(with_one))
 
 
 of_entry = partial(one_database, found_by="id")
@@ -139,7 +146,7 @@ def _url_of_holder(context: click.Context, path: str, named: str | None, target:
     if named is None:
         raise click.UsageError(f"give --database NAME, one of {', '.join(databases)}")
     answers = asyncio.run(
-        _ask_all(context, databases, lambda url: _require_entry(named, target._replace(database=url)), FIND_SECONDS)
+        _ask_all(context, databases, [(lambda url: _require_entry(named, target._replace(database=url)), FIND_SECONDS)])
     )
     found = [each.name for each in answers if each.failure is None]
     failures = [(each.name, each.failure) for each in answers if each.failure is not None]
@@ -165,11 +172,11 @@ def _require_entry(named: str, target: options.Target) -> None:
         require_found(connection, tables, named)
 
 
-def _run_over(context: click.Context, path: str, work: Callable[[str], Any], seconds: float | None) -> None:
+def _run_over(context: click.Context, path: str, steps: Sequence[Step]) -> None:
     from dispatchers.process.databases_file import read_databases
 
     databases = read_databases(path)
-    answers = asyncio.run(_ask_all(context, databases, work, seconds))
+    answers = asyncio.run(_ask_all(context, databases, steps))
     found = [each for each in answers if each.failure is None or each.failure.status != NOT_FOUND]
     if not found:
         raise NothingFound(
@@ -182,21 +189,23 @@ def _run_over(context: click.Context, path: str, work: Callable[[str], Any], sec
         context.exit(REFUSED if any(each.failure for each in found) else max(statuses))
 
 
-async def _ask_all(
-    context: click.Context, databases: "dict[str, URL]", work: Callable[[str], Any], seconds: float | None
-) -> list[Answer]:
+async def _ask_all(context: click.Context, databases: "dict[str, URL]", steps: Sequence[Step]) -> list[Answer]:
     """Ask all at once, each on a thread of its own: one that hangs delays the answer, and does not prevent it."""
     from dispatchers.threads import on_own_thread
 
     async def ask(name: str, url: "URL") -> Answer:
         shown = url.render_as_string(hide_password=False)
-        try:
-            async with asyncio.timeout(seconds):
-                answer: Answer = await on_own_thread("outbox-database", _ask, context, name, lambda: work(shown))
-                return answer
-        except TimeoutError:
-            text = f"the database has not answered for {seconds:g} s"
-            return Answer(name, [], failure=Failure(REFUSED, "database", text))
+        answer = Answer(name, [])
+        for work, seconds in steps:
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await on_own_thread("outbox-database", _ask, context, name, partial(work, shown))
+            except TimeoutError:
+                text = f"the database has not answered for {seconds:g} s"
+                answer = Answer(name, [], failure=Failure(REFUSED, "database", text))
+            if answer.failure is not None:
+                break
+        return answer
 
     return await asyncio.gather(*(ask(name, url) for name, url in databases.items()))
 
@@ -209,7 +218,7 @@ def _ask(context: click.Context, name: str, work: Callable[[], Any]) -> Answer:
             return Answer(name, parts, status=ended.exit_code)
         except Exception as error:
             failure = failure_of(error)
-            if failure is None or isinstance(error, click.UsageError):
+            if failure is None or (isinstance(error, click.UsageError) and not isinstance(error, WrongUrl)):
                 raise
             return Answer(name, parts, failure=failure)
     return Answer(name, parts)
@@ -222,11 +231,17 @@ def _document(answer: Answer) -> Any:
 
 
 def _drawn(answers: Iterable[Answer]) -> "Iterator[RenderableType]":
+    """A line for each database that says no more, and a paragraph for each other one."""
+    from rich.text import Text
+
+    was_line = True
     for number, answer in enumerate(answers):
-        if number:
-            yield output.prose("")
-        yield output.prose(f"{answer.name}:", "bold")
+        drawn = [each for part in answer.parts for each in part.drawn]
         if answer.failure is not None:
-            yield output.prose(answer.failure.message, "bold red")
-        for part in answer.parts:
-            yield from part.drawn
+            drawn.insert(0, output.prose(answer.failure.message, "bold red"))
+        first = drawn[0] if len(drawn) == 1 else None
+        line = first if isinstance(first, Text) and "\n" not in first.plain else None
+        if number and (line is None or not was_line):
+            yield output.prose("")
+        name, was_line = output.prose(f"{answer.name}:", "bold"), line is not None
+        yield from [name, *drawn] if line is None else [Text(" ").join([name, line])]

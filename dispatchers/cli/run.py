@@ -128,14 +128,6 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields)
 
 
-def make_dispatcher(reference: str) -> "Dispatcher":
-    """What the function that `reference` names returns; it must be a dispatcher."""
-    from dispatchers.process.dispatcher import Dispatcher
-
-    made: Dispatcher = _made(reference, Dispatcher)
-    return made
-
-
 def make(reference: str) -> "Dispatcher | Fleet":
     """What the function that `reference` names returns; it must be a dispatcher or a fleet."""
     from dispatchers.process.dispatcher import Dispatcher

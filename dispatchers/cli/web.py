@@ -56,7 +56,7 @@ PORT = 8460
     help="A decision that another operator must confirm, e.g. cancel; repeatable.",
 )
 @options.env_option
-@options.database_option(required=False)
+@options.database_option
 @databases_option
 @options.schema_option
 @options.prefix_option

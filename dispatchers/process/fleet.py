@@ -12,8 +12,10 @@ from typing import Any, Unpack
 
 from sqlalchemy import URL
 
+from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.flow_control.shared import SharedLimits
+from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
@@ -75,12 +77,14 @@ class Fleet:
         self._observe = observe
         checked = Settings.of(settings)
         self.grace = checked.grace
-        self._closing = Routes(
+        routes = Routes(
             merge(adapters or {}, *(each.adapters for each in include)),
             lease=checked.lease,
             margin=checked.margin,
             errors=ErrorReports(report),
-        ).closing()
+        )
+        self.retention = Retention.of(checked.keep, routes.windows)
+        self._closing = routes.closing()
         self._shared = SharedLimits(
             checked.limits,
             concurrency=checked.concurrency,
@@ -104,6 +108,11 @@ class Fleet:
         else:
             self._path = Path(databases)
             self.databases = read_databases(self._path)
+
+    @property
+    def callbacks(self) -> frozenset[str]:
+        """The names of its callbacks, as the dispatcher of each database records them."""
+        return Callbacks(operations.callbacks for operations in self._given["include"]).to_record
 
     @property
     def unready(self) -> str | None:

@@ -39,7 +39,7 @@ def engine_of(url: URL, **settings: Any) -> Engine:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
-            f" pip install {_INSTALLED.get(url.get_backend_name(), _INSTALLED['postgresql'])}"
+            f" pip install {driver_of(url)}"
         ) from None
     event.listen(
         made, "connect", _refusing(url.get_backend_name()), insert=True
@@ -48,6 +48,11 @@ def engine_of(url: URL, **settings: Any) -> Engine:
         event.listen(made, "connect", _refuse_bytes, insert=True)  # before SQLAlchemy's own
         event.listen(made, "connect", _read_instants)
     return made
+
+
+def driver_of(url: URL) -> str:
+    """What to install for a URL whose driver is not, and what to write then."""
+    return _INSTALLED.get(url.get_backend_name(), _INSTALLED["postgresql"])
 
 
 def _refusing(database: str) -> Callable[[Any, Any], None]:

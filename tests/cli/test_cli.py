@@ -189,6 +189,7 @@ def test_an_unexpected_error_keeps_its_trace() -> None:
         ),
         ("postgresql+nodriver://user:hunter2@host/shop", "names an unknown driver, 'postgresql+nodriver'"),
         ("postgresql+psycopg2://user:hunter2@host/shop", "needs the driver 'psycopg2', which is not installed"),
+        ("mariadb+mariadbconnector://user:hunter2@host/shop", "pip install 'sqlalchemy-outbox[mariadb]'"),
         ("sqlite://", "the URL is an in-memory database"),
         ("sqlite:///:memory:", "the URL is an in-memory database"),
         ("user:hunter2@host", "the URL is not a valid SQLAlchemy URL"),

@@ -131,7 +131,7 @@ def test_the_facts_are_one_json_document() -> None:
         (
             ["published_app:policy", "--dispatcher", "published_app:customer"],
             2,
-            "published_app:customer must return a dispatchers.Dispatcher, but returned None: is its `return` missing?",
+            "must return a dispatchers.Dispatcher or a dispatchers.Fleet, but returned None: is its `return` missing?",
         ),
     ],
 )

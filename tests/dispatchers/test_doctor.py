@@ -311,6 +311,23 @@ def test_a_package_that_the_url_needs_is_missed(database: Database, monkeypatch:
     assert found(database) == [("extras", "warning", "the package 'apscheduler' is not installed here")]
 
 
+@pytest.mark.parametrize(
+    ("url", "missing"),
+    [
+        ("mariadb+pymysql://u@host/x", {"pymysql": "mariadb"}),
+        ("mariadb://u@host/x", {"MySQLdb": "mysqlclient"}),
+        ("mariadb+asyncmy://u@host/x", {"asyncmy": "asyncmy", "greenlet": "asyncio"}),
+        ("postgresql+psycopg_async://u@host/x", {"psycopg": "postgresql", "greenlet": "asyncio"}),
+    ],
+)
+def test_the_driver_of_each_database_is_missed(
+    url: str, missing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_doctor, "find_spec", lambda name: None)
+
+    assert cli_doctor.missing_packages(url) == {"apscheduler": "dispatcher", **missing}
+
+
 # --- what no test can bring about in a moment: rules on what would be read
 
 
