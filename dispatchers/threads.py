@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
@@ -53,18 +53,25 @@ class Threads:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._end = weakref.finalize(self, self._queue.put, None)
         self._started = 0
+        self._replaced = Replaced()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         answer: Future[Any] = Future()
         self._queue.put((answer, work, arguments))
         if self._started < self._count:
-            self.start()
+            self._started += 1
+            self._start()
         return answer
 
-    def start(self) -> None:
-        """Begin another one: also when one of them hangs, and the wait was given up."""
-        self._started += 1
-        Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+    def give_up(self, answer: "Future[Any]") -> None:
+        """Nothing waits for this answer any more. Work that has not begun never begins. One that hangs keeps its thread, which
+        ends with it, and another thread takes its place.
+        """
+        if not answer.cancel() and self._replaced.add(answer):
+            self._start()
+
+    def _start(self) -> None:
+        Thread(target=_work, args=(self._queue, self._replaced), name=self._name, daemon=True).start()
 
     def close(self) -> None:
         """End them when their work is done."""
@@ -72,9 +79,34 @@ class Threads:
         self._begin()
 
 
-def _work(queue: "SimpleQueue[Work | None]") -> None:
+class Replaced:
+    """The answers of work that hangs, and whose threads have been replaced."""
+
+    def __init__(self) -> None:
+        self._answers: set[Future[Any]] = set()
+        self._lock = Lock()
+
+    def add(self, answer: "Future[Any]") -> bool:
+        """Whether the work still hangs."""
+        with self._lock:
+            hangs = not answer.done()
+            if hangs:
+                self._answers.add(answer)
+            return hangs
+
+    def take(self, answer: "Future[Any]") -> bool:
+        """Whether the thread of this work, which has ended, was replaced."""
+        with self._lock:
+            is_replaced = answer in self._answers
+            self._answers.discard(answer)
+            return is_replaced
+
+
+def _work(queue: "SimpleQueue[Work | None]", replaced: Replaced) -> None:
     while (given := queue.get()) is not None:
         _answer(*given)
+        if replaced.take(given[0]):
+            return
         del given  # nothing is kept while it waits
     queue.put(None)  # for the next one of them
 

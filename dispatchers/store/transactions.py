@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, text
@@ -66,14 +67,16 @@ class Transactions:
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work`, whose first statement must set the guards."""
-        threads = self._maintenance_thread if what == MAINTENANCE else self._threads
-        silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"), threads.start)
+        silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"))
         working: asyncio.Future[Any]
+        given_up: Callable[[], None]
         if self._async_engine is not None:
-            working = asyncio.ensure_future(self._run_async(silence, work))
+            working, given_up = asyncio.ensure_future(self._run_async(silence, work)), _do_nothing
         else:
-            working = asyncio.wrap_future(threads.submit(self._run_blocking, silence, work))
-        result: Result = await (silence.wait(working) if self._is_watched else working)
+            threads = self._maintenance_thread if what == MAINTENANCE else self._threads
+            submitted = threads.submit(self._run_blocking, silence, work)
+            working, given_up = asyncio.wrap_future(submitted), partial(threads.give_up, submitted)
+        result: Result = await (silence.wait(working, given_up) if self._is_watched else working)
         return result
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
@@ -103,7 +106,7 @@ class Transactions:
         self, connection: Connection, silence: Silence | None, work: Callable[[Connection], Result]
     ) -> Result:
         if silence is not None:
-            silence.connection = connection.connection.driver_connection
+            silence.begin(connection.connection.driver_connection)
         if self._is_at_read_committed is None:
             level = isolation_level(connection)
             connection.commit()  # after a rollback psycopg would prepare all statements again
@@ -121,7 +124,7 @@ class Transactions:
         transactions that conflict would meet again.
         """
         if silence is not None:
-            silence.connection = connection.connection.driver_connection
+            silence.begin(connection.connection.driver_connection)
         connection.execution_options(isolation_level="SERIALIZABLE")
 
         def limited(connection: Connection) -> Result:
@@ -139,6 +142,10 @@ class Transactions:
                 pause = min(CONFLICT_PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**attempt)
                 connection.execute(_PAUSE, {"seconds": random.uniform(0, pause)})
         raise AssertionError("the last attempt has returned or raised")
+
+
+def _do_nothing() -> None:
+    """A task on the event loop needs no thread."""
 
 
 def _in_transaction(connection: Connection, work: Callable[[Connection], Result]) -> Result:

@@ -37,27 +37,35 @@ class Timeouts:
 
 
 class Silence:
-    """Watches one piece of work of a store. connection: the driver's connection, while the work has one.
+    """Watches one piece of work of a store. what: the name of the work, for the log."""
 
-    what: the name of the work, for the log. given_up: called when the wait is given up.
-    """
-
-    def __init__(self, engine: Engine, timeouts: Timeouts, what: str, given_up: Callable[[], None]) -> None:
-        self.connection: Any = None
+    def __init__(self, engine: Engine, timeouts: Timeouts, what: str) -> None:
+        self._connection: Any = None
+        self._is_given_up = False
         self._engine = engine
         self._timeouts = timeouts
         self._what = what
-        self._given_up = given_up
 
-    async def wait(self, working: "asyncio.Future[Any]") -> Any:
-        """The result of `working`. Raises `DatabaseSilent` if the work does not end after its connection was dropped."""
+    def begin(self, connection: Any) -> None:
+        """Note the driver's connection with which the work begins. Raises `DatabaseSilent` if the wait was given up before: a
+        late claim would lease entries that no dispatcher sends.
+        """
+        self._connection = connection
+        if self._is_given_up:
+            raise DatabaseSilent("the database answered after the wait was given up")
+
+    async def wait(self, working: "asyncio.Future[Any]", given_up: Callable[[], None]) -> Any:
+        """The result of `working`. Raises `DatabaseSilent` if the work does not end after its connection was dropped.
+
+        given_up: called when the wait is given up.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         working.add_done_callback(lambda done: _pass_on(done, answer))
         timers = [
             loop.call_later(self._timeouts.report, self._report),
             loop.call_later(self._timeouts.drop, self._drop),
-            loop.call_later(self._timeouts.give_up, self._give_up, answer),
+            loop.call_later(self._timeouts.give_up, self._give_up, answer, given_up),
         ]
         try:
             return await answer
@@ -78,8 +86,8 @@ class Silence:
 
     def _drop(self) -> None:
         """Drop the work's connection. Without one the work waits for the pool, which may be testing a dead idle connection."""
-        if self.connection is not None:
-            dropped = int(break_off(self.connection))
+        if self._connection is not None:
+            dropped = int(break_off(self._connection))
         else:
             dropped = sum([break_off(connection) for connection in idle_connections(self._engine)])
         log.warning(
@@ -89,9 +97,12 @@ class Silence:
             dropped,
         )
 
-    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
+    def _give_up(self, answer: "asyncio.Future[Any]", given_up: Callable[[], None]) -> None:
         if not answer.done():
-            self._given_up()
+            self._is_given_up = True
+            if self._connection is not None:  # it may have come after `_drop`
+                break_off(self._connection)
+            given_up()
             answer.set_exception(DatabaseSilent(f"the database has not answered for {self._timeouts.give_up:g} s"))
 
 

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 from support.database import Database
 from support.entries import dispatcher, put, put_one, settlement_row, until_true
-from support.relays import relay
+from support.relays import Relay, relay
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.watchdog import Timeouts
+from dispatchers.store.transactions import Transactions
+from dispatchers.store.watchdog import DatabaseSilent, Timeouts
 
 LEASE = timedelta(seconds=8)
 
@@ -52,6 +53,26 @@ def test_a_dispatcher_continues_with_new_connections_when_its_own_are_lost(
     assert set(service.effects.values()) == {1}
     assert "the database has not answered for 1.6 s" in caplog.text
     assert "the database has not answered for 3.2 s" in caplog.text
+
+
+def test_work_that_was_given_up_does_not_begin_when_the_database_answers(postgresql: Database) -> None:
+    """A claim would lease entries that no dispatcher sends: they would be in doubt."""
+    begun: list[sa.Connection] = []
+
+    async def main(url: sa.URL, carrying: Relay) -> None:
+        carrying.swallow()
+        engine = sa.create_engine(url)
+        working = Transactions(engine, None, timedelta(seconds=2))
+        with pytest.raises(DatabaseSilent):
+            await working.run(begun.append)
+        carrying.resume()
+        await until_true(lambda: engine.pool.checkedin() and not engine.pool.checkedout())  # type: ignore[attr-defined]
+        await working.close(dispose=True)
+
+    with relay(postgresql.url) as (carrying, url):
+        asyncio.run(main(url, carrying))
+
+    assert begun == []
 
 
 def test_silence_is_over_before_half_a_lease_is_gone() -> None:

@@ -29,6 +29,10 @@ class Relay:
     def swallow(self) -> None:
         self._call(self._open.clear)
 
+    def resume(self) -> None:
+        """Carry again, and what was swallowed first."""
+        self._call(self._open.set)
+
     def forget(self) -> None:
         """Swallow what goes through the connections that there are; new ones are carried."""
         self._call(self._forget)
