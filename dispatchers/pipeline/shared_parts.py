@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -50,14 +50,18 @@ class Surveys:
         for other, survey in self._of.items():
             if other != database and name in survey.of:
                 theirs, ahead = survey.of[name], flow_states.at - survey.at  # each database has a clock of its own
-                until = None if theirs.cooldown_until is None else theirs.cooldown_until + ahead
                 state = replace(
                     state,
                     paused=state.paused or theirs.paused,
-                    cooldown_until=max(filter(None, (state.cooldown_until, until)), default=None),
-                    resumed_at=max(filter(None, (state.resumed_at, theirs.resumed_at)), default=None),
+                    cooldown_until=_later(state.cooldown_until, theirs.cooldown_until, ahead),
+                    resumed_at=_later(state.resumed_at, theirs.resumed_at, ahead),
                 )
         return state
+
+
+def _later(ours: datetime | None, theirs: datetime | None, ahead: timedelta) -> datetime | None:
+    """The later of two instants by our database's clock. ahead: of the other database's clock."""
+    return max(filter(None, (ours, None if theirs is None else theirs + ahead)), default=None)
 
 
 def _paused(flow_states: FlowStates | None) -> set[str]:

@@ -178,4 +178,4 @@ class OutageLog:
         """A database operation succeeded."""
         if self._since is not None:
             lasted, self._since = timedelta(seconds=round(self._clock() - self._since)), None
-            log.warning("database available again after %s; sending resumed", lasted)
+            log.warning("database available again after %s", lasted)

@@ -178,7 +178,7 @@ def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pyte
         first,
         f"database unavailable for 0:01:00: {cause}; this process tries again",
         f"database unavailable for 0:03:00: {cause}; this process tries again",
-        "database available again after 0:06:40; sending resumed",
+        "database available again after 0:06:40",
         first,
     ]
 

@@ -1,15 +1,17 @@
 """The limits that several databases of one process share: they hold over all, and each database gets its part."""
 
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers import Breaker, Limits
 from dispatchers.flow_control.shared import RESERVED_SECONDS, WANTING_SECONDS, SharedLimits, fair_share
-from dispatchers.flow_control.state import News
+from dispatchers.flow_control.state import FlowState, FlowStates, News
+from dispatchers.pipeline.shared_parts import Surveys
 
 LEASE = timedelta(minutes=1)
 
@@ -191,3 +193,19 @@ def test_destinations_without_news_are_forgotten() -> None:
         databases.shared.end("a", f"stripe:{number}")
 
     assert len(databases.shared._destinations) <= 1000
+
+
+# --- what a database's rows say of the others
+
+
+@pytest.mark.parametrize("apart", [timedelta(hours=5), -timedelta(hours=5)], ids=["5 h ahead", "5 h slow"])
+def test_another_databases_instants_are_read_by_its_own_clock(apart: timedelta) -> None:
+    """The end of a pause starts the age limit of all entries that waited, so it may not lie hours away."""
+    now, minute = datetime(2026, 1, 31, 12, tzinfo=UTC), timedelta(minutes=1)
+    theirs = FlowState(cooldown_until=now + apart + minute, resumed_at=now + apart - minute)
+    surveys = Surveys()
+    surveys.learn("apart", FlowStates(now + apart, {"crm": theirs}))
+
+    seen = surveys.over_all("right", "crm", FlowState(), FlowStates(now, {}))
+
+    assert (seen.cooldown_until, seen.resumed_at) == (now + minute, now - minute)
