@@ -9,10 +9,11 @@ from types import MappingProxyType
 DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 OUTSIDE_CLUSTER = "08S01"
+LOCK_WAIT_TIMEOUT = 1205
 
 _STATES = MappingProxyType(
     {
-        1205: "55P03",  # a row's lock was not free in time: only the statement is undone
+        LOCK_WAIT_TIMEOUT: "55P03",  # a row's lock was not free in time: only the statement is undone
         1213: "40P01",  # a deadlock, or on Galera a conflict at the commit: the server has undone the whole transaction
         1020: "40001",  # another transaction has changed the row since this one's snapshot (innodb_snapshot_isolation)
         1305: "3B001",  # no such savepoint: the server ended its transaction

@@ -5,9 +5,10 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, LargeBinary, bindparam, event, text
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import OperationalError, TimeoutError
 
-from outbox.errors import ConfigurationError, NoTransaction
-from outbox.sql.mariadb_errors import leaves_cluster, undoes_transaction
+from outbox.errors import ConfigurationError, NoTransaction, OutboxError
+from outbox.sql.mariadb_errors import LOCK_WAIT_TIMEOUT, leaves_cluster, number_of, undoes_transaction
 
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 
@@ -71,8 +72,19 @@ def _is_replicated(connection: Connection) -> bool:
     """On Galera a new connection may be the first one to another node, so it waits until that has what the others committed."""
     is_replicated = bool(connection.execute(_REPLICATED).scalar())
     if is_replicated:
-        connection.execute(_APPLY_ALL)
+        try:
+            connection.execute(_APPLY_ALL)
+        except OperationalError as error:
+            if number_of(error.orig) != LOCK_WAIT_TIMEOUT:
+                raise
+            raise NodeLags(
+                "this Galera node has not applied in time what the other nodes have committed: use another node until it has"
+            ) from error
     return is_replicated
+
+
+class NodeLags(OutboxError, TimeoutError):
+    """The server reports this wait as that for a row's lock, which another try with fewer rows might avoid."""
 
 
 _REPLICATED = text(

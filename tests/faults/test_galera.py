@@ -27,11 +27,13 @@ from dispatchers.admin.again import again as ask_again
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries
 from dispatchers.store import claims_plain
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.dialect import DEADLOCK, clock, earlier, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import certify
+from outbox.sql.mariadb_settings import NodeLags
 
 Result = TypeVar("Result")
 
@@ -316,6 +318,32 @@ def a_node_outside_the_cluster_keeps_outcomes_and_connections_are_new(
     assert all(context.is_disconnect for context in refused)
 
 
+def a_node_that_lags_is_an_outage_and_not_a_locked_row(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    """As a locked row it would be tried again with each half of the outcomes, and each try waits for the node."""
+    for number in range(4):
+        enqueued(engines, ob, f"race:lagging {number}")
+    outcomes = [(entry, Settle("delivered", 1)) for entry in on_a_node(engines[0], claim)]
+    wait_for_all(engines)
+    engine, tries = engine_of(engines[1].url), list[Any]()
+    sa.event.listen(engine, "handle_error", tries.append)
+    store = DatabaseStore(engine, ob.configuration)
+    with engines[1].connect() as operator:
+        operator.exec_driver_sql("SET GLOBAL wsrep_provider_options = 'repl.causal_read_timeout=PT0.1S'")
+        operator.exec_driver_sql("FLUSH TABLES WITH READ LOCK")
+        try:
+            on_a_node(engines[0], lambda other: certify(other, TABLES, ["what the second node cannot apply"]))
+            with pytest.raises(NodeLags) as raised:
+                asyncio.run(store.exchange(outcomes, claim_request(quota())))
+        finally:
+            operator.exec_driver_sql("UNLOCK TABLES")
+            operator.exec_driver_sql("SET GLOBAL wsrep_provider_options = 'repl.causal_read_timeout=PT30S'")
+
+    assert (is_outage(raised.value), len(tries)) == (True, 1)
+    assert "has not applied in time" in cause_of(raised.value)
+    assert len(asyncio.run(store.exchange(outcomes, None)).settled) == 4
+    engine.dispose()
+
+
 def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     def certify_group(connection: sa.Connection) -> set[str]:
         return certify(connection, TABLES, ["group"])
@@ -355,6 +383,7 @@ CHECKS = (
     a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled,
     an_entry_asked_for_again_while_it_is_deleted_is_sent,
     a_node_outside_the_cluster_keeps_outcomes_and_connections_are_new,
+    a_node_that_lags_is_an_outage_and_not_a_locked_row,
 )
 
 
