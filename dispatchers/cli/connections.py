@@ -123,13 +123,14 @@ def parsed(database: str, option: str = "--database") -> "URL":
 def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
-    from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
+    from outbox.sql.dialect import SUPPORTED, not_supported
     from outbox.sql.engines import driver_of
+    from outbox.sql.servers import DIALECTS
 
-    if url.get_backend_name() == "cockroachdb":
-        raise not_supported("cockroachdb")
+    if url.get_backend_name() in DIALECTS:
+        raise not_supported(url.get_backend_name())
     if url.get_backend_name() not in SUPPORTED:
-        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {SUPPORTED_NAMES}", option)
+        raise _wrong(f"is for another database: {not_supported(url.get_backend_name())}", option)
     try:
         dialect = url.get_dialect()
         if dialect.is_async:

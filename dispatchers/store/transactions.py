@@ -26,7 +26,7 @@ CONFLICTED = "sqlalchemy-outbox conflicted"
 
 CONFLICT_TRIES = 30  # with 10, three dispatchers that compete for ordering groups gave up
 FIRST_PAUSE_SECONDS_MAX = 0.05  # each next pause is twice as long at most
-CONFLICT_PAUSE_SECONDS_MAX = 1.0
+CONFLICT_PAUSE_SECONDS_MAX = 0.5
 
 
 class Transactions:
@@ -120,6 +120,8 @@ class Transactions:
     ) -> Result:
         """Run `work` at SERIALIZABLE, in one transaction after another until the server does not prefer a concurrent one.
 
+        It gives up before the watchdog would take the server, which answers each time, for silent.
+
         The server makes the pauses, so that an event loop under the connection is not blocked. Their lengths are random, or two
         transactions that conflict would meet again.
         """
@@ -131,16 +133,19 @@ class Transactions:
             limit_portable(connection, self.guards)
             return work(connection)
 
+        paused = 0.0
         for attempt in range(CONFLICT_TRIES):
             connection.info[CONFLICTED] = attempt > 0
             try:
                 return _in_transaction(connection, limited)
             except DBAPIError as error:
-                if not is_conflict(error) or attempt == CONFLICT_TRIES - 1:
+                if not is_conflict(error) or attempt == CONFLICT_TRIES - 1 or paused > self._timeouts.report / 2:
                     raise
             with connection.begin():
                 pause = min(CONFLICT_PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**attempt)
-                connection.execute(_PAUSE, {"seconds": random.uniform(0, pause)})
+                seconds = random.uniform(0, pause)
+                connection.execute(_PAUSE, {"seconds": seconds})
+            paused += seconds
         raise AssertionError("the last attempt has returned or raised")
 
 

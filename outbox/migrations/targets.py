@@ -12,7 +12,8 @@ from sqlalchemy.pool import NullPool
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
-from outbox.sql.engines import engine_of
+from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.servers import DIALECTS
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -75,6 +76,7 @@ def _engine(target: Any) -> Engine:
 
 
 def _open(url: URL) -> Engine:
+    require_supported(url.get_backend_name())  # before its dialect is asked, which need not be installed
     if url.get_dialect().is_async:
         url = synchronous(url)
         if url.get_dialect().is_async:
@@ -106,7 +108,7 @@ def synchronous(url: URL) -> URL:
 
 
 def refuse_unknown_dialect(name: str) -> None:
-    if name == "cockroachdb":
+    if name in DIALECTS:
         raise not_supported(name)
     if name not in SUPPORTED:
         raise SchemaError(f"there are no migrations for {name!r}, only for {SUPPORTED_NAMES}")

@@ -33,7 +33,7 @@ from outbox.sql.mariadb_errors import state_of
 from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX
-from outbox.sql.servers import refused
+from outbox.sql.servers import DIALECTS, refused
 from outbox.times import Instant
 
 SUPPORTED = ("postgresql", "sqlite", "mariadb", "portable")
@@ -49,8 +49,10 @@ CONFLICTS = (
     DEADLOCK,
 )  # the server ended the transaction in favour of another; a retry may succeed
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
-PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
-"""Appendix A: connections, victims of a conflict, resources, a lock that was unavailable in time, shutdown."""
+PASSING = ("08", "40001", "40003", "40P01", "53", "55P03", "57P")
+"""Appendix A: connections, victims of a conflict, a commit whose result CockroachDB does not know, resources, a lock that was
+unavailable in time, shutdown.
+"""
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 for _name, _class in (
@@ -219,8 +221,8 @@ def require_transaction(connection: Connection, schema: str | None) -> None:
 
 
 def not_supported(database: str) -> ConfigurationError:
-    if database == "cockroachdb":
-        return refused("CockroachDB")
+    if database in DIALECTS:
+        return refused(DIALECTS[database])
     hint = (
         ": MySQL, TiDB and Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB"
         if database == "mysql"

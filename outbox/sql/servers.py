@@ -31,6 +31,9 @@ REFUSED = {
 }
 """Why the outbox does not run on each of them."""
 
+DIALECTS = {"cockroachdb": "CockroachDB", "yugabytedb": "YugabyteDB", "tidb": "TiDB"}
+"""The dialects that were written for them."""
+
 COCKROACHDB_MIN = (26, 3)
 
 _BANNERS = {

@@ -392,6 +392,7 @@ class FromPostgres(Exception):
     ("error", "passing"),
     [
         (sa.exc.OperationalError("", {}, FromPostgres(None)), True),  # no connection: the driver knows no code
+        (sa.exc.OperationalError("", {}, FromPostgres("40003")), True),  # CockroachDB: it may have committed
         (sa.exc.OperationalError("", {}, FromPostgres("57P01")), True),  # the server is being shut down
         (sa.exc.OperationalError("", {}, FromPostgres("53300")), True),  # too many connections
         (sa.exc.OperationalError("", {}, FromPostgres("40001")), True),  # serialization

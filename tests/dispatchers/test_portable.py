@@ -41,6 +41,7 @@ from dispatchers import Operations, Settlement, database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import connections
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.row_errors import is_conflict
 from dispatchers.transitions import Settle
 from outbox import migrations
 from outbox.errors import Suspended
@@ -211,6 +212,23 @@ def test_a_conflict_at_any_statement_leaves_one_claim_and_one_settlement(portabl
 
     assert number > 12
     assert states(portable) == {"delivered": number}
+
+
+def test_a_server_that_answers_with_conflicts_is_not_taken_for_silent(
+    portable: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    id = put_one(portable, ob)
+    store = DatabaseStore(portable.engine, ob.configuration, lease=timedelta(seconds=20))
+
+    def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+        return (CONFLICT, {}) if statement.startswith("UPDATE outbox_queue") else (statement, parameters)
+
+    with retold(portable.engine, execute), pytest.raises(sa.exc.DBAPIError) as ended:
+        claim(store)
+
+    assert is_conflict(ended.value)
+    assert "has not answered" not in caplog.text
+    assert queue_row(portable, id).deliveries == 0
 
 
 def test_a_lost_lease_cannot_change_the_entry_of_the_next_claim(portable: Database, ob: outbox.Outbox) -> None:

@@ -17,7 +17,15 @@ import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.servers import REFUSED, USE_ANOTHER, WAYS_OUT, banner_of, refuse_other_host, refuse_other_server
+from outbox.sql.servers import (
+    DIALECTS,
+    REFUSED,
+    USE_ANOTHER,
+    WAYS_OUT,
+    banner_of,
+    refuse_other_host,
+    refuse_other_server,
+)
 
 CRM = {"crm": MemoryAdapter()}
 YUGABYTE = {"server_version": "15.12-YB-2025.2.3.2-b0"}
@@ -126,6 +134,17 @@ def test_every_start_on_yugabytedb_is_refused(postgresql: Database, yugabyte: sa
 
     with postgresql.observer.connect() as connection:
         assert not [name for name in sa.inspect(connection).get_table_names() if name.startswith("new_")]
+
+
+@pytest.mark.parametrize(("dialect", "name"), DIALECTS.items())
+def test_a_dialect_of_another_database_is_refused_although_not_installed(
+    ob: outbox.Outbox, dialect: str, name: str
+) -> None:
+    url = f"{dialect}://root@localhost/shop"
+    for start in (migrations.upgrade, migrations.check, lambda given: Dispatcher(given, outbox=ob, adapters=CRM)):
+        with pytest.raises(outbox.ConfigurationError, match=f"the server is {name}, and .* it: .*; (use|write) "):
+            start(url)
+    assert f"the server is {name}" in refused("status", DATABASE_URL=url)[1]
 
 
 def test_cockroachdb_is_refused_with_either_dialect(postgresql: Database) -> None:
