@@ -138,7 +138,7 @@ class Databases:
         """Limit each statement of the transaction. Let no setting of the role or the database decide how instants are written:
         psycopg reads only those in ISO's style, and no driver one after the year 9999, which `NEVER` is in some time zones.
         """
-        if connection.dialect.name != "postgresql":
+        if connection.dialect.name not in ("postgresql", "portable"):
             return
         try:
             require_utf8(connection)
@@ -149,7 +149,7 @@ class Databases:
 
     def _limit_locks(self, connection: Connection) -> None:
         """A decision that waits for a lock is refused as such, before it counts as a slow statement."""
-        if connection.dialect.name == "postgresql":
+        if connection.dialect.name in ("postgresql", "portable"):
             milliseconds = max(1, min(LOCK_MILLISECONDS, self._milliseconds // 2))
             connection.execute(text(f"SET LOCAL lock_timeout = {milliseconds}"))
 

@@ -196,10 +196,14 @@ def test_outbox_web_needs_an_authenticator_off_loopback(sqlite: Database) -> Non
     assert "give --authenticate MODULE:FUNCTION or --users FILE, or listen on 127.0.0.1" in " ".join(text.split())
 
 
-def test_a_slow_statement_is_cancelled_and_explained(postgresql: Database, ob: outbox.Outbox) -> None:
+@pytest.mark.parametrize("kind", ["postgresql", "portable"])
+def test_a_slow_statement_is_cancelled_and_explained(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str
+) -> None:
+    database: Database = request.getfixturevalue(kind)
     limit = timedelta(milliseconds=100)
 
-    with dashboard(postgresql, statement_timeout=limit) as app, postgresql.owner() as connection:
+    with dashboard(database, statement_timeout=limit) as app, database.owner() as connection:
         connection.exec_driver_sql("LOCK TABLE outbox_queue IN ACCESS EXCLUSIVE MODE")
         answer = Browser(app).api("/entries")
 

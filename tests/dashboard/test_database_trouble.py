@@ -3,6 +3,7 @@
 import socket
 from datetime import timedelta
 
+import pytest
 import sqlalchemy as sa
 from support.cli_runner import put_uncertain
 from support.dashboard import Browser, dashboard, signed_in
@@ -30,16 +31,20 @@ def test_a_database_that_hangs_is_answered_within_a_bound() -> None:
     assert "whether this was recorded is unknown" in decision.json()["detail"]
 
 
-def test_a_decision_does_not_wait_long_for_a_locked_entry(postgresql: Database, ob: outbox.Outbox) -> None:
-    id = put_one(postgresql, ob)
+@pytest.mark.parametrize("kind", ["postgresql", "portable"])
+def test_a_decision_does_not_wait_long_for_a_locked_entry(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str
+) -> None:
+    database: Database = request.getfixturevalue(kind)
+    id = put_one(database, ob)
 
-    with dashboard(postgresql, statement_timeout=timedelta(seconds=1)) as app, postgresql.owner() as connection:
+    with dashboard(database, statement_timeout=timedelta(seconds=1)) as app, database.owner() as connection:
         connection.execute(sa.text("SELECT FROM outbox_queue FOR UPDATE"))
         answer = Browser(app).api(f"/entries/{id}/decide", DECISION, **BEARER)
 
     assert (answer.status_code, answer.json()["code"]) == (503, "locked")
     assert "nothing was changed" in answer.json()["detail"]
-    assert queue_row(postgresql, id).outcome is None
+    assert queue_row(database, id).outcome is None
 
 
 def test_a_database_set_to_another_encoding_is_shown(postgresql: Database, ob: outbox.Outbox) -> None:
