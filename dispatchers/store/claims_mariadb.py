@@ -36,12 +36,14 @@ def lock_due(
     """Lock the oldest due entries and read them; returns the time of this, too. It finds none while sending is suspended, if the
     database was set back, and while the destination is throttled.
 
-    Only the inner SELECT locks: a lock on the join would lock the entries' own rows too.
+    Only the inner SELECT locks: a lock on the join would lock the entries' own rows too. Its index is forced: by another one, as
+    MariaDB may prefer while the table is small, it would lock all due rows before it sorts them.
     """
     names = _Names.of(connection, tables)
     allowed, parameters = _allowed(names, quota, request)
     conditions, of_due = _due(names, quota, request, scope)
-    reading = names.reading.format(conditions=" AND ".join(conditions))
+    index = names.by_destination if scope is None else names.by_scope
+    reading = names.reading.format(index=index, conditions=" AND ".join(conditions))
     statement = (
         "BEGIN NOT ATOMIC DECLARE claimed_at DATETIME(6) DEFAULT UTC_TIMESTAMP(6);"
         f" IF {' AND '.join(allowed)} THEN {reading}; ELSE SELECT NULL LIMIT 0; END IF; END"
@@ -190,6 +192,8 @@ class _Names:
             return dialect.identifier_preparer.format_table(table)
 
         self.queue, self.entry = name(tables.queue), name(tables.entry)
+        quote = dialect.identifier_preparer.quote
+        self.by_destination, self.by_scope = quote(f"{tables.queue.name}_due"), quote(f"{tables.queue.name}_fair")
         self.suspended = f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL"
         self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
         self.throttled = (
@@ -198,7 +202,8 @@ class _Names:
         )
         self.reading = (
             f"SELECT STRAIGHT_JOIN {_COLUMNS}, {_text_of('claimed_at')} FROM"
-            f" (SELECT {_OF_QUEUE} FROM {self.queue} WHERE {{conditions}} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) AS q"
+            f" (SELECT {_OF_QUEUE} FROM {self.queue} FORCE INDEX ({{index}})"
+            " WHERE {conditions} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) AS q"
             f" JOIN {self.entry} AS e ON e.id = q.id"
             f" LEFT JOIN {name(tables.record)} AS r ON r.id = e.record_id AND r.state = 'accepted'"
             f" LEFT JOIN {name(tables.settlement)} AS s ON s.id = q.id"
