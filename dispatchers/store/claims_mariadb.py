@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy.exc import OperationalError
 
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
+from outbox.sql.dialect import DEADLOCK
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import MICROSECOND, NEVER
 
@@ -107,17 +109,27 @@ def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None
 def lease(
     connection: Connection, tables: Tables, ids: Sequence[UUID], lease: Lease, request: ClaimRequest, now: datetime
 ) -> None:
-    """Lease these rows, which are locked."""
+    """Lease these rows, which are locked. On Galera the server may have undone the transaction in favour of another node's after
+    it answered the compound statement: then it reports no error, and the rows may be another dispatcher's.
+    """
     names = _Names.of(connection, tables)
     change = (
         f"UPDATE {names.queue} SET state = 'sending', lease_until = %s, lease_token = {_literals([request.token.bytes])},"
         " leased_at = %s, first_leased_at = COALESCE(first_leased_at, %s), deliveries = deliveries + 1,"
         " attempts = attempts + %s, maybe_sent = %s, in_doubt_since = %s, sent_as = %s"
-        f" WHERE id IN ({_literals(id.bytes for id in ids)})"
+        f" WHERE id IN ({_literals(id.bytes for id in ids)}) AND (lease_until IS NULL OR lease_until < %s)"
     )
     at, until = _naive(now), _naive(now + request.lease)
     doubt = None if lease.in_doubt_since is None else _naive(lease.in_doubt_since)
-    _run(connection, change, (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as))
+    given = (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as, at)
+    if _run(connection, change, given).rowcount != len(ids):
+        raise OperationalError(change, None, ClaimUndone("another dispatcher has claimed these entries"))
+
+
+class ClaimUndone(Exception):
+    """The entries of a claim were not leased."""
+
+    sqlstate = DEADLOCK
 
 
 # --- settle

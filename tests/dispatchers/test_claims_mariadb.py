@@ -16,6 +16,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.store import claims_mariadb, claims_plain
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.row_errors import is_conflict
 from dispatchers.stored_outcome import NOTHING_STORED, read_outcome, write_outcome
 from dispatchers.transitions import Settle
 
@@ -144,3 +145,20 @@ def test_long_results_are_inserted_in_parts(
     stored = mariadb.rows(TABLES.settlement)
     assert len(stored) == ENTRIES
     assert {json.loads(row.result)["text"] for row in stored} == {result}
+
+
+def test_entries_that_another_dispatcher_has_leased_meanwhile_are_refused(mariadb: Database, ob: outbox.Outbox) -> None:
+    """Without an error the server of a Galera node ends a transaction that has locked them."""
+    put(mariadb, ob)
+    request = claim_request(quota())
+    with mariadb.engine.connect() as connection:
+        rows, now = claims_mariadb.lock_due(connection, TABLES, quota(), request, None)
+        connection.rollback()
+        theirs = claim_one(DatabaseStore(mariadb.engine, ob.configuration))
+        lease = claims_plain._new_lease(rows[0], request)
+
+        with pytest.raises(sa.exc.OperationalError) as refused:
+            claims_mariadb.lease(connection, TABLES, [rows[0].id], lease, request, now)
+
+    assert is_conflict(refused.value)
+    assert mariadb.queue[0].lease_token == theirs.lease_token
