@@ -1,8 +1,8 @@
 """The statements of `claims_plain` for MariaDB, as text: to build them in SQLAlchemy took several times as long as to run them.
 
-Several statements go to the server in one compound statement, which needs no right of its own: while a thread waits for an
-answer, others take Python's lock, and it waits again until they leave it. The text has ids as hexadecimal literals, because the
-driver needs several microseconds for each parameter.
+Each batch takes few statements, because while a thread waits for an answer others take Python's lock, and it waits again until
+they leave it: one SELECT reads all that a claim needs, and a compound statement ends a batch. The text has ids as hexadecimal
+literals, because the driver needs several microseconds for each parameter.
 """
 
 import json
@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Dialect, Table
-from sqlalchemy.exc import OperationalError
 
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
-from outbox.sql.dialect import DEADLOCK
+from outbox.sql.mariadb_entry import run_compound
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import MICROSECOND, NEVER
 
@@ -42,15 +41,10 @@ def lock_due(
     MariaDB may prefer while the table is small, it would lock all due rows before it sorts them.
     """
     names = _Names.of(connection, tables)
-    allowed, parameters = _allowed(names, quota, request)
-    conditions, of_due = _due(names, quota, request, scope)
+    conditions, parameters = _due(names, quota, request, scope)
     index = names.by_destination if scope is None else names.by_scope
     reading = names.reading.format(index=index, conditions=" AND ".join(conditions))
-    statement = (
-        "BEGIN NOT ATOMIC DECLARE claimed_at DATETIME(6) DEFAULT UTC_TIMESTAMP(6);"
-        f" IF {' AND '.join(allowed)} THEN {reading}; ELSE SELECT NULL LIMIT 0; END IF; END"
-    )
-    found = _run(connection, statement, (*parameters, *of_due, quota.permits)).all()
+    found = _run(connection, reading, (*parameters, quota.permits)).all()
     if not found:
         return [], NEVER
     outcomes = _read_outcomes(connection, names, [row[0] for row in found if row[_OUTCOME]])
@@ -77,17 +71,18 @@ def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list
 
 
 def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
-    """As `claimable_at`, with what this process serves and may call."""
-    conditions = ["destination = %s"] if scope is None else ["fair = %s", "scope = %s"]
-    parameters: list[Any] = [quota.destination] if scope is None else [quota.destination, scope]
+    """As `claimable_at`, with what allows claims at all, and what this process serves and may call."""
+    conditions, parameters = _allowed(names, quota, request)
+    conditions += ["destination = %s"] if scope is None else ["fair = %s", "scope = %s"]
+    parameters += [quota.destination] if scope is None else [quota.destination, scope]
     conditions += [
         "due_at >= %s",
-        "due_at <= LEAST(claimed_at, %s)",
-        "(lease_until IS NULL OR lease_until < claimed_at)",
+        "due_at <= LEAST(UTC_TIMESTAMP(6), %s)",
+        "(lease_until IS NULL OR lease_until < UTC_TIMESTAMP(6))",
     ]
     parameters += [_naive(quota.due_from), _naive(request.cutoff)]
     if quota.recent is not None:
-        conditions.append("due_at >= claimed_at - INTERVAL %s MICROSECOND")
+        conditions.append("due_at >= UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND")
         parameters.append(quota.recent // MICROSECOND)
     if request.unserved is not None:
         operations = f"operation IN ({_marks(request.unserved)}) OR " if request.unserved else ""
@@ -109,27 +104,17 @@ def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None
 def lease(
     connection: Connection, tables: Tables, ids: Sequence[UUID], lease: Lease, request: ClaimRequest, now: datetime
 ) -> None:
-    """Lease these rows, which are locked. On Galera the server may have undone the transaction in favour of another node's after
-    it answered the compound statement: then it reports no error, and the rows may be another dispatcher's.
-    """
+    """Lease these rows, which are locked."""
     names = _Names.of(connection, tables)
     change = (
         f"UPDATE {names.queue} SET state = 'sending', lease_until = %s, lease_token = {_literals([request.token.bytes])},"
         " leased_at = %s, first_leased_at = COALESCE(first_leased_at, %s), deliveries = deliveries + 1,"
         " attempts = attempts + %s, maybe_sent = %s, in_doubt_since = %s, sent_as = %s"
-        f" WHERE id IN ({_literals(id.bytes for id in ids)}) AND (lease_until IS NULL OR lease_until < %s)"
+        f" WHERE id IN ({_literals(id.bytes for id in ids)})"
     )
     at, until = _naive(now), _naive(now + request.lease)
     doubt = None if lease.in_doubt_since is None else _naive(lease.in_doubt_since)
-    given = (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as, at)
-    if _run(connection, change, given).rowcount != len(ids):
-        raise OperationalError(change, None, ClaimUndone("another dispatcher has claimed these entries"))
-
-
-class ClaimUndone(Exception):
-    """The entries of a claim were not leased."""
-
-    sqlstate = DEADLOCK
+    _run(connection, change, (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as))
 
 
 # --- settle
@@ -141,7 +126,7 @@ def end(
     """Insert settlements and delete the queue rows, of entries of one claim with equal key epochs and states; returns the ids.
 
     It settles nothing if the recorded callbacks are not `callbacks`. The INSERT comes first: it locks the queue rows, checks the
-    leases, and takes over what the settlements keep of the rows.
+    leases, and takes over what the settlements keep of the rows. If it leaves some out, another statement deletes the queue rows.
     """
     names = _Names.of(connection, tables)
     entry, change = ended[0]
@@ -151,17 +136,21 @@ def end(
     recorded = () if callbacks is None else (len(callbacks.split(",")) if callbacks else 0, callbacks)
     settled: set[UUID] = set()
     for part in _parts([_outcome(*ending) for ending in ended]):
+        ids = _literals(outcome.id.bytes for outcome in part)
         statement = names.ending.format(
             unchanged="TRUE" if callbacks is None else names.unchanged,
             outcomes=", ".join([outcome.text for outcome in part]),
             state=change.state,
             ours=ours,
             count=len(part),
-            ids=_literals(outcome.id.bytes for outcome in part),
+            ids=ids,
         )
         texts = [text for outcome in part for text in outcome.texts]
-        gone = [row[0] for row in _run(connection, statement, (*recorded, *texts))]
-        settled.update([outcome.id for outcome in part] if gone == [None] else [UUID(bytes=id) for id in gone])
+        written = run_compound(connection, statement, (*recorded, *texts))
+        if written >= len(part):  # otherwise it has deleted nothing, so `written` is what it has inserted
+            settled.update([outcome.id for outcome in part])
+        elif written:
+            settled.update([UUID(bytes=row[0]) for row in _run(connection, names.deleting.format(ids=ids))])
     return settled
 
 
@@ -210,10 +199,10 @@ class _Names:
         self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
         self.throttled = (
             f"SELECT 1 FROM {name(tables.destination)} AS d"
-            " WHERE d.name = %s AND (d.paused OR d.breaker <> 'closed' OR d.cooldown_until > claimed_at)"
+            " WHERE d.name = %s AND (d.paused OR d.breaker <> 'closed' OR d.cooldown_until > UTC_TIMESTAMP(6))"
         )
         self.reading = (
-            f"SELECT STRAIGHT_JOIN {_COLUMNS}, {_text_of('claimed_at')} FROM"
+            f"SELECT STRAIGHT_JOIN {_COLUMNS}, {_text_of('UTC_TIMESTAMP(6)')} FROM"
             f" (SELECT {_OF_QUEUE} FROM {self.queue} FORCE INDEX ({{index}})"
             " WHERE {conditions} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) AS q"
             f" JOIN {self.entry} AS e ON e.id = q.id"
@@ -230,10 +219,12 @@ class _Names:
             " WITH o (id, attempts, result, reason) AS (VALUES {outcomes})"
             " SELECT STRAIGHT_JOIN q.id, '{state}', o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts),"
             f" q.key_epoch, UTC_TIMESTAMP(6) FROM o JOIN {self.queue} AS q ON q.id = o.id WHERE {{ours}} FOR UPDATE;"
-            f" IF ROW_COUNT() = {{count}} THEN DELETE FROM {self.queue} WHERE id IN ({{ids}}); SELECT NULL;"
-            f" ELSE DELETE FROM {self.queue} WHERE id IN ({{ids}})"
-            f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id; END IF;"
-            " ELSE SELECT NULL LIMIT 0; END IF; END"
+            f" IF ROW_COUNT() = {{count}} THEN DELETE FROM {self.queue} WHERE id IN ({{ids}}); END IF;"
+            " ELSE DO 0; END IF; END"
+        )
+        self.deleting = (
+            f"DELETE FROM {self.queue} WHERE id IN ({{ids}})"
+            f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id"
         )
 
     @staticmethod

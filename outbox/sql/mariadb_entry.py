@@ -28,7 +28,17 @@ def insert_entry(connection: Connection, tables: Tables, entry: Mapping[str, Any
     given = (naive, 0 if delay is None else delay // MICROSECOND, *stored.values(), *queued.values())
     parameters = tuple(value.bytes if isinstance(value, UUID) else value for value in given)
     statement = _block(connection.dialect, tables, tuple(stored), tuple(queued))
-    return bool(connection.exec_driver_sql(statement, parameters).scalar_one())
+    return bool(run_compound(connection, statement, parameters))
+
+
+def run_compound(connection: Connection, statement: str, parameters: tuple[Any, ...]) -> int:
+    """Run a compound statement without a result set; returns how many rows all its changes wrote.
+
+    An error after a result set would be lost: SQLAlchemy only logs what a driver raises when it closes a cursor. A Galera node
+    reports at the end of a statement that it has undone the transaction, and the app would commit what comes after.
+    """
+    result = connection.exec_driver_sql(statement, parameters, execution_options={"preserve_rowcount": True})
+    return int(result.rowcount)
 
 
 @contextmanager
@@ -76,7 +86,7 @@ def _block(dialect: Dialect, tables: Tables, stored: tuple[str, ...], queued: tu
         f" INSERT INTO {names.format_table(tables.queue)}"
         f" ({_names(dialect, queued)}, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
         f" VALUES ({_marks(queued)}, 'pending', first_due, 0, 0, FALSE, 0);"
-        " SELECT 1; ELSE SELECT 0; END IF; END"
+        " END IF; END"
     )
 
 
