@@ -3,7 +3,7 @@
 It changes nothing. What this role may not read, or what takes too long, is reported as not checked.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -94,12 +94,12 @@ class NotChecked(Exception):
 Check = Callable[[Connection, Context], Iterable[Finding]]
 
 
-async def diagnose(run: Run, context: Context) -> Diagnosis:
-    """Make every check. Raises what an unavailable database raises."""
+async def diagnose(run: Run, context: Context, names: Collection[str] | None = None) -> Diagnosis:
+    """Make every check, or those with these names. Raises what an unavailable database raises."""
     findings: list[Finding] = []
     checked: list[str] = []
     unchecked: list[Unchecked] = []
-    for name, check in CHECKS.items():
+    for name, check in [(name, CHECKS[name]) for name in names or CHECKS]:
         try:
             findings += await run(partial(_limited, check, context))
         except NotChecked as why:
@@ -305,6 +305,9 @@ def _partitions(connection: Connection, context: Context) -> Iterable[Finding]:
 def _extras(connection: Connection, context: Context) -> Iterable[Finding]:
     yield from rules.extras(context.missing)
 
+
+OF_SERVER = {"mariadb": ("server", "galera")}
+"""The checks of the server's settings, by dialect: a dispatcher makes them at its start too."""
 
 CHECKS: Mapping[str, Check] = {
     "schema": _schema,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from dispatchers.admin.doctor import Context, Diagnosis, diagnose
+from dispatchers.admin.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.maintenance.jobs import report_gauges, report_lag
@@ -248,6 +248,13 @@ class Dispatcher:
             counts = {(name, state): n for name, gauge in gauges.items() for state, n in gauge.states.items()}
             oldest = {name: lag.total_seconds() for name, lag in lags.items()}
             self._activity.report(Backlog(entries=counts, oldest_due_seconds=oldest, blocked_groups=blocked_groups))
+
+    async def report_server(self) -> None:
+        """Log the settings of the server that `outbox doctor` finds. PostgreSQL and SQLite have none, and are not asked."""
+        if (names := OF_SERVER.get(self.store.dialect)) is not None:
+            context = Context(tables=self.store.tables, prefix=self._outbox.configuration.prefix)
+            for finding in (await diagnose(self.store.run, context, names)).findings:
+                log.warning("database server: %s: %s; %s", finding.text, finding.meaning, finding.remedy)
 
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:

@@ -127,6 +127,10 @@ class DatabaseStore:
         return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
     @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    @property
     def place(self) -> str:
         url = self._engine.url
         # Other parameters may contain a password.

@@ -144,6 +144,11 @@ class Store(Protocol):
         ...
 
     @property
+    def dialect(self) -> str:
+        """The name of the database's dialect, such as "mariadb"."""
+        ...
+
+    @property
     def place(self) -> str:
         """The database's address for the log, without the password."""
         ...

@@ -327,6 +327,7 @@ class FakeStore:
         return key_fields("test", ParentKey("order:1"), "crm.upsert", "")
 
     connections_max = None
+    dialect = "sqlite"
 
     @property
     def place(self) -> str:

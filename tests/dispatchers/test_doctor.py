@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -12,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, command
 from support.database import TABLES, Database
-from support.entries import age, dispatcher, put, run_once
+from support.entries import age, dispatcher, put, run_once, until_true
 
 import outbox
 from dispatchers import Dispatcher, Operations, Settlement
@@ -21,6 +23,7 @@ from dispatchers.admin import doctor, doctor_mariadb, doctor_rules
 from dispatchers.admin.doctor_rules import Finding
 from dispatchers.admin.table_health import Holder, TableHealth
 from dispatchers.cli import doctor as cli_doctor
+from dispatchers.process import daemon
 from dispatchers.store.guards import Guards
 from dispatchers.store.heartbeats import LIVE_FOR
 from outbox import migrations
@@ -285,6 +288,37 @@ def test_settings_of_a_mariadb_that_put_commits_at_risk_are_found(mariadb: Datab
     assert document["unchecked"] == []
     texts = [(each["check"], each["text"]) for each in document["findings"]]
     assert texts == [("server", "innodb_flush_log_at_trx_commit is 2"), ("server", "wait_timeout is 5")]
+
+
+def test_a_dispatcher_on_mariadb_logs_what_is_found_of_the_server_once(
+    mariadb: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of the tests waits for no disk."""
+
+    async def serve() -> None:
+        serving = asyncio.ensure_future(daemon.serve(crm(mariadb, ob)))
+        await until_true(lambda: any("database server: " in line for line in caplog.messages))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+
+    asyncio.run(serve())
+
+    (line,) = [line for line in caplog.messages if line.startswith("database server: ")]
+    assert line.startswith(
+        "database server: innodb_flush_log_at_trx_commit is 0: a commit that was answered may be lost"
+    )
+    assert "SET GLOBAL innodb_flush_log_at_trx_commit = 1" in line
+
+
+def test_a_dispatcher_on_postgresql_asks_nothing_of_the_server(postgresql: Database, ob: outbox.Outbox) -> None:
+    working, statements = crm(postgresql, ob), list[str]()
+    sa.event.listen(
+        postgresql.engine, "before_cursor_execute", lambda connection, cursor, sql, *rest: statements.append(sql)
+    )
+
+    asyncio.run(working.report_server())
+
+    assert statements == []
 
 
 def test_autovacuum_that_is_off_is_found(postgresql: Database) -> None:

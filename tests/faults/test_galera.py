@@ -352,9 +352,12 @@ def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], 
 
 
 def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
-    def found(connection: sa.Connection) -> list[str]:
-        context = doctor.Context(tables=TABLES, prefix="outbox_")
-        return [f"{each.severity}: {each.text}" for each in doctor.CHECKS["galera"](connection, context)]
+    """A dispatcher makes the same checks at its start."""
+    store, context = DatabaseStore(engines[0], ob.configuration), doctor.Context(tables=TABLES, prefix="outbox_")
+
+    def found() -> list[str]:
+        findings = asyncio.run(doctor.diagnose(store.run, context, doctor.OF_SERVER["mariadb"])).findings
+        return [f"{each.severity}: {each.text}" for each in findings if each.check == "galera"]
 
     changes = {
         "GLOBAL wsrep_OSU_method": ("RSU", "TOI", "warning: wsrep_osu_method is RSU"),
@@ -365,9 +368,9 @@ def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[s
     with engines[0].connect() as connection:
         for name, (other, usual, expected) in changes.items():
             connection.exec_driver_sql(f"SET {name} = {other}")
-            shown = found(connection)
+            shown = found()
             connection.exec_driver_sql(f"SET {name} = {usual}")
-            wait_until(lambda: not found(connection), f"{name} is {usual}")
+            wait_until(lambda: not found(), f"{name} is {usual}")
             assert shown == [expected]
 
 

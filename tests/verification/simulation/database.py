@@ -284,6 +284,7 @@ class RemoteStore:
         return False
 
     connections_max = None
+    dialect = "sqlite"
 
     @property
     def place(self) -> str:
