@@ -51,14 +51,15 @@ def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) 
 
 
 def failing(shop: Shop, error: BaseException, times: int = 1) -> Callable[[Session, Settlement], None]:
-    """Pays as it should, then raises; after `times` calls it does not raise any more."""
-    calls = count()  # not the length of what was seen: callbacks of several threads may all have seen more by then
+    """Pays as it should, then raises; after `times` times it does not raise any more. A call whose statements end with a
+    conflict does not count: it has not raised.
+    """
+    paid = count()  # not the length of what was seen: callbacks of several threads may all have seen more by then
 
     def work(session: Session, settlement: Settlement) -> None:
-        number = next(calls)
         shop.pay(session, settlement)
-        if number < times:
-            session.flush()
+        session.flush()
+        if next(paid) < times:
             raise error
 
     return work
