@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 CONFLICT_TRIES = 10
+REPEATED = f"tried {CONFLICT_TRIES} times"  # a note on the error of the last try
 PAUSE_SECONDS_MAX = 0.05  # of the first pause between two tries; each next one is twice as long at most
 
 
@@ -42,11 +43,16 @@ def examining(target: Target) -> "Iterator[tuple[Connection, Tables]]":
 
 
 def runner(connection: "Connection") -> Any:
-    """Runs each piece of work in a transaction of its own, all on this connection."""
+    """Runs each piece of work in a transaction of its own, all on this connection, and again after a conflict."""
 
-    async def run(work: "Callable[[Connection], Result]") -> "Result":
+    @repeated_after_conflicts
+    def transact(work: "Callable[[Connection], Result]") -> "Result":
         with connection.begin():
             return work(connection)
+
+    async def run(work: "Callable[[Connection], Result]") -> "Result":
+        result: Result = transact(work)
+        return result
 
     return run
 
@@ -83,23 +89,28 @@ def deciding_in_batches(target: Target) -> "Iterator[tuple[Engine, Tables]]":
         hint_at_once(engine, target.schema, target.prefix)
 
 
-def repeated_after_conflicts(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a command again if the database undid its transaction in favour of another one, perhaps a dispatcher's. It prints
-    nothing before its transaction is committed, or continues what an earlier run began.
+def repeated_after_conflicts(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command, or one of its transactions, again if the database undid it in favour of another one, perhaps a dispatcher's.
+
+    A command prints nothing before its transaction is committed, or continues what an earlier run began. It does not repeat a
+    transaction that was repeated before.
     """
 
-    @wraps(command)
+    @wraps(work)
     def run(*arguments: Any, **given: Any) -> Any:
-        for attempt in range(CONFLICT_TRIES - 1):
+        for attempt in range(CONFLICT_TRIES):
             try:
-                return command(*arguments, **given)
+                return work(*arguments, **given)
             except Exception as error:
                 from dispatchers.store.row_errors import is_conflict
 
-                if not is_conflict(error):
+                if not is_conflict(error) or REPEATED in getattr(error, "__notes__", ()):
+                    raise
+                if attempt == CONFLICT_TRIES - 1:
+                    error.add_note(REPEATED)
                     raise
             time.sleep(random.uniform(0, PAUSE_SECONDS_MAX * 2**attempt))
-        return command(*arguments, **given)
+        raise AssertionError("the last attempt has returned or raised")
 
     return run
 

@@ -34,10 +34,11 @@ class Answer(NamedTuple):
 
 
 def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Callable[..., Any]:
-    """Add `--databases`, beside the options of a target. With it the command runs once for each database.
+    """Add `--databases`, beside the options of a target. With it the command runs once for each database. A conflict repeats it.
 
     is_long: whether a database that answers may take longer than `DATABASE_SECONDS`.
     """
+    repeated = repeated_after_conflicts(command)
 
     @wraps(command)
     def with_each(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
@@ -45,7 +46,7 @@ def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Cal
         url = url_of_one(context, databases, database)
 
         def work(url: str) -> None:
-            command(target=options.Target(url, schema, prefix), **rest)
+            repeated(target=options.Target(url, schema, prefix), **rest)
 
         if url is None:
             _run_over(
@@ -64,6 +65,7 @@ def one_database(command: Callable[..., Any], *, found_by: str | None = None) ->
 
     found_by: the argument that names an entry. Without `--database` the command then runs where this entry is.
     """
+    repeated = repeated_after_conflicts(command)
 
     @wraps(command)
     def with_one(*, databases: str | None, database: str | None, schema: str | None, prefix: str, **rest: Any) -> None:
@@ -72,7 +74,7 @@ def one_database(command: Callable[..., Any], *, found_by: str | None = None) ->
         if url is None:
             named = None if found_by is None else rest[found_by]
             url = _url_of_holder(context, str(databases), named, options.Target("", schema, prefix))
-        command(target=options.Target(url, schema, prefix), **rest)
+        repeated(target=options.Target(url, schema, prefix), **rest)
 
     return options.target_options(databases_option(with_one))
 
@@ -84,14 +86,14 @@ of_entry = partial(one_database, found_by="id")
 def decision_options(
     on: Callable[[Callable[..., Any]], Callable[..., Any]] = of_entry, *, reason_required: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--actor` and `--reason`, and the options of the database. on: which adds these. A conflict repeats the command."""
+    """Add `--actor` and `--reason`, and the options of the database. on: which adds these."""
     actor = click.option(
         "--actor", callback=options.actor_name, help="Name of the operator; by default the system's user."
     )
     reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        return actor(reason(on(repeated_after_conflicts(command))))
+        return actor(reason(on(command)))
 
     return decorate
 
