@@ -22,6 +22,9 @@ from dispatchers.delivery import (
 
 REASON_CHARS_MAX = 1000
 JSON = json.JSONEncoder(allow_nan=False)  # `json.dumps` with an argument makes one at each call
+SMALL_ITEMS_MAX = 8
+SMALL_CHARS_MAX = 256  # of each name and text; JSON writes a character in at most 12 bytes
+SMALL_NUMBER_MAX = 2**63  # Python writes no number of thousands of digits
 OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
 
 
@@ -55,11 +58,28 @@ def storable_finding(answer: object) -> Finding:
 
 def _result(result: Any) -> Any:
     """`result`, or what says why it is not kept: it happened nevertheless."""
+    if type(result) is dict and _is_small(result):  # most results of brokers; to encode one takes four times as long
+        return result
     try:
         text = JSON.encode(result)
     except (TypeError, ValueError, RecursionError):
         return {"unstorable": type(result).__name__}
     return result if len(text) <= RESULT_BYTES_MAX else {"unstorable": f"{len(text)} bytes of JSON"}
+
+
+def _is_small(result: dict[Any, Any]) -> bool:
+    """Whether it is surely short enough, as it has only a few short texts and numbers."""
+    if len(result) > SMALL_ITEMS_MAX:
+        return False
+    for name, value in result.items():
+        if type(name) is not str or len(name) > SMALL_CHARS_MAX:
+            return False
+        if type(value) is str:
+            if len(value) > SMALL_CHARS_MAX:
+                return False
+        elif type(value) is not int or not -SMALL_NUMBER_MAX <= value <= SMALL_NUMBER_MAX:
+            return False
+    return True
 
 
 def _text(reason: object) -> str:

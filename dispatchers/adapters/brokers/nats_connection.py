@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from random import sample
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -21,7 +21,7 @@ from nats.errors import (
 )
 from nats.js.errors import NotFoundError
 
-from dispatchers.adapters.brokers.nats_answers import outcome_of, unfit
+from dispatchers.adapters.brokers.nats_answers import answer_reader, unfit
 from dispatchers.adapters.one_connection import NotReady
 from dispatchers.delivery import Deferred, Outcome, Rejected, Unknown
 
@@ -37,6 +37,9 @@ NOT_WRITTEN: Final = (ConnectionClosedError, ConnectionDrainingError, OutboundBu
 NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
 """What the client raises before it writes anything: because of the connection, and because of the message."""
 
+
+Sent: TypeAlias = tuple[str, asyncio.Future[Outcome]]
+"""The subject of a message that waits for its answer, and its outcome."""
 
 REFUSED_SUBJECT: Final = re.compile(
     r'permissions violation for publish to "([^"]+)"'
@@ -55,9 +58,10 @@ class NatsConnection:
         self._client = Client()
         self._inbox = ""
         self._count = 0
-        self._answers: dict[str, asyncio.Future[Msg | Outcome]] = {}
-        self._subjects: dict[str, str] = {}  # of the messages that wait for an answer, by its inbox
-        self._checked_at = 0.0
+        self._read = answer_reader(stream)
+        self._sent: dict[str, Sent] = {}  # by the inbox of its answer
+        self._loop = asyncio.get_running_loop()
+        self._checked_until = 0.0
         self._checking: asyncio.Task[None] | None = None
         self._unanswered = False
 
@@ -86,21 +90,21 @@ class NatsConnection:
 
     @property
     def is_usable(self) -> bool:
-        return self._client.is_connected and not self._unanswered
+        return not self._unanswered and self._client.is_connected
 
     @property
     def is_awaited(self) -> bool:
-        return bool(self._answers)
+        return bool(self._sent)
 
     @property
     def is_checked(self) -> bool:
         """Whether the stream's configuration was read a moment ago."""
-        return asyncio.get_running_loop().time() - self._checked_at < CHECK_SECONDS
+        return self._loop.time() < self._checked_until
 
     async def check(self, latest: float) -> None:
         """Read the stream's configuration again; all sends wait for one reading. Raises as `open` does, and TimeoutError."""
         if self._checking is None:
-            self._checking = asyncio.get_running_loop().create_task(self._check())
+            self._checking = self._loop.create_task(self._check())
             self._checking.add_done_callback(self._has_checked)
         async with asyncio.timeout_at(latest):
             await asyncio.shield(self._checking)
@@ -111,11 +115,11 @@ class NatsConnection:
             return Rejected(f"the message is larger than the server allows: {self._client.max_payload} bytes")
         self._count += 1
         reply = f"{self._inbox}{self._count}"
-        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
-        self._subjects[reply] = subject
+        answer: asyncio.Future[Outcome] = self._loop.create_future()
+        self._sent[reply] = subject, answer
         try:
             await self._client.publish(subject, body, reply, headers)
-            message = await answer
+            return await answer
         except NEVER_WRITTEN as error:
             return Rejected(f"it cannot be sent: {type(error).__name__}")
         except NOT_WRITTEN as error:
@@ -128,8 +132,7 @@ class NatsConnection:
             )
             raise
         finally:
-            del self._answers[reply], self._subjects[reply]
-        return outcome_of(message.headers, message.data, self._stream) if isinstance(message, Msg) else message
+            self._sent.pop(reply, None)
 
     async def aclose(self) -> None:
         if self._checking is not None:
@@ -139,7 +142,7 @@ class NatsConnection:
         await self._lost()
 
     async def _check(self) -> None:
-        began = asyncio.get_running_loop().time()
+        began = self._loop.time()
         try:
             info = await self._client.jetstream(timeout=CHECK_SECONDS_MAX).stream_info(self._stream)
         except NotFoundError:
@@ -151,7 +154,7 @@ class NatsConnection:
         problem = unfit(info.config, self._window)
         if problem is not None:
             raise NotReady(f"the stream {self._stream!r} cannot be used: {problem}", cooldown=True)
-        self._checked_at = began
+        self._checked_until = began + CHECK_SECONDS
 
     def _has_checked(self, checking: asyncio.Task[None]) -> None:
         self._checking = None
@@ -163,12 +166,12 @@ class NatsConnection:
         return len(body) + len(b"NATS/1.0\r\n\r\n") + written > self._client.max_payload
 
     async def _answered(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+        sent = self._sent.pop(message.subject, None)
+        if sent is not None and not sent[1].done():
+            sent[1].set_result(self._read(message.headers, message.data))
 
     async def _lost(self) -> None:
-        for answer in self._answers.values():
+        for _, answer in self._sent.values():
             if not answer.done():
                 answer.set_result(Unknown("the connection was lost before the answer"))
 
@@ -176,11 +179,11 @@ class NatsConnection:
         """A server that forbids a subject says so here, and sends no answer. What else comes here, methods raise as well."""
         found = REFUSED_SUBJECT.search(str(error))
         refused = "" if found is None else found[1]
-        alike = {subject for subject in self._subjects.values() if subject.lower() == refused}
-        for inbox, subject in self._subjects.items():
-            if alike == {refused} and subject == refused and not self._answers[inbox].done():
+        alike = {subject for subject, _ in self._sent.values() if subject.lower() == refused}
+        for subject, answer in self._sent.values():
+            if alike == {refused} and subject == refused and not answer.done():
                 reason = f"the server's permissions forbid to publish to {subject!r}"
-                self._answers[inbox].set_result(Deferred(reason, cooldown=True))
+                answer.set_result(Deferred(reason, cooldown=True))
 
 
 async def connected(
