@@ -34,7 +34,6 @@ from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
-from dispatchers.transitions import Ending, Release
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring
 from outbox.times import NEVER
@@ -298,6 +297,9 @@ class ClaimLoops:
         exchange, request = Exchange(), self._request(quotas, cutoff)
         try:
             exchange = await self._store.exchange(settlements, request)
+            if exchange.error is not None:
+                settlements = self._collector.note_part(settlements, exchange)
+                raise exchange.error
         except BaseException as error:
             self._scheduler.give_all_back(quotas)
             self._collector.outcomes.put_back(settlements)  # keep them until the database is available
@@ -312,10 +314,6 @@ class ClaimLoops:
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
             self._sender.follow()
-        if exchange.claim_error is not None:
-            self._scheduler.give_all_back(quotas)
-            self._take_note(settlements, exchange)
-            raise exchange.claim_error
         claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
         hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
         has_more = self._scheduler.found(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
@@ -329,7 +327,7 @@ class ClaimLoops:
             await asyncio.sleep(0)  # let the sends begin before the next exchange
             if has_more:
                 self._collector.news.set()  # only if there is more: two idle loops would wake each other without end
-        settled = self._take_note(settlements, exchange)
+        settled = self._collector.note(settlements, exchange)
         return Progress(bool(quotas), len(claimed) + passed_over, settled, has_more=has_more or bool(passed_over))
 
     async def _settle_postponed(self, *, is_final: bool = False) -> int:
@@ -339,19 +337,16 @@ class ClaimLoops:
             return 0
         try:
             exchange = await self._store.exchange(postponed, None)
+            if exchange.error is not None:
+                postponed = self._collector.note_part(postponed, exchange)
+                raise exchange.error
         except BaseException as error:
             self._collector.outcomes.postpone(postponed, {entry.id for entry, _ in postponed})
             if not isinstance(error, CallbacksChanged):
                 raise
             await self._learn_callbacks()
             return 0
-        return self._take_note(postponed, exchange)
-
-    def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
-        """Keep the postponed settlements and note the others; returns how many entries were settled."""
-        self._collector.outcomes.postpone(settlements, exchange.postponed)
-        written = self._activity.note_exchange(settlements, exchange)
-        return sum(not isinstance(change, Release) for _, change in written)
+        return self._collector.note(postponed, exchange)
 
     def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(

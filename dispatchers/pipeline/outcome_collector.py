@@ -19,8 +19,8 @@ from dispatchers.pipeline.settlement import Result, SettlementWorker, Waiting
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.settings import Settings
 from dispatchers.store.outage_log import OutageLog
-from dispatchers.store.protocol import Store
-from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, RetryCallback, Settle, Transition
+from dispatchers.store.protocol import Exchange, Store
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -152,6 +152,17 @@ class OutcomeCollector:
     def take_postponed(self, *, is_final: bool) -> list[Ending]:
         """The postponed settlements whose retry is due."""
         return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_final=is_final)]
+
+    def note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
+        """Keep the postponed settlements and note the others; returns how many entries were settled."""
+        self.outcomes.postpone(settlements, exchange.postponed)
+        written = self._activity.note_exchange(settlements, exchange)
+        return sum(not isinstance(change, Release) for _, change in written)
+
+    def note_part(self, settlements: Sequence[Ending], exchange: Exchange) -> list[Ending]:
+        """Note the settlements of an exchange that ended early; returns those that must be settled again."""
+        self.note([ending for ending in settlements if ending[0].id not in exchange.unstored], exchange)
+        return [ending for ending in settlements if ending[0].id in exchange.unstored]
 
     def _hand_over(self, ending: Ending) -> Ending:
         """The ending, or, if only another process has its callback, the outcome to store for that process.

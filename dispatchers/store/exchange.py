@@ -161,14 +161,14 @@ class Exchanges:
         self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None, error: Exception
     ) -> Exchange:
         parts = await self._settle_in_halves(settlements, callbacks_read) if settlements else Exchange()
-        if request is None:
+        if request is None or parts.error is not None:
             return parts
         try:
             claimed = await self._claim_alone(request, callbacks_read)
         except Exception as refused:
             if not settlements:
                 raise
-            return replace(parts, claim_error=refused)  # an exchange that raises has its outcomes settled again
+            return replace(parts, error=refused)  # an exchange that raises has its outcomes settled again
         return replace(claimed, settled=parts.settled, postponed=parts.postponed)
 
     async def _claim_alone(self, request: ClaimRequest, callbacks_read: str | None) -> Exchange:
@@ -191,14 +191,25 @@ class Exchanges:
             if len(settlements) > 1 and (is_of_one_row(error) or is_of_the_moment(error)):
                 middle = len(settlements) // 2
                 first = await self._settle_in_halves(settlements[:middle], callbacks_read)
-                second = await self._settle_in_halves(settlements[middle:], callbacks_read)
-                return Exchange(first.settled | second.settled, postponed=first.postponed | second.postponed)
+                return await self._settle_after(first, settlements[middle:], callbacks_read)
             if is_of_the_moment(error):
                 return Exchange(postponed=frozenset({settlements[0][0].id}))
             if not is_of_one_row(error):
                 raise
             await self._end_refused(*settlements[0], callbacks_read, error)
             return Exchange({settlements[0][0].id})
+
+    async def _settle_after(self, first: Exchange, rest: Sequence[Ending], callbacks_read: str | None) -> Exchange:
+        """Settle the second half. If it cannot be settled now, the result says so: the first half is stored, and to settle that
+        once more would look like a lost lease.
+        """
+        if first.error is not None:
+            return replace(first, unstored=first.unstored.union(entry.id for entry, _ in rest))
+        try:
+            second = await self._settle_in_halves(rest, callbacks_read)
+        except Exception as error:
+            second = Exchange(error=error, unstored=frozenset(entry.id for entry, _ in rest))
+        return replace(second, settled=first.settled | second.settled, postponed=first.postponed | second.postponed)
 
     async def _end_refused(
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, error: Exception

@@ -42,7 +42,7 @@ class Exchange:
     postponed: ids that could not be settled now, because another transaction has locked a row. Their leases are still valid.
     ended: the state of each entry that had a settlement and was still in the queue. Its queue row was removed.
     flow_states: the destinations whose rows were locked for the request's `flow_update`. No news was stored for the others.
-    claim_error: why nothing was claimed, although the settlements are stored.
+    error: why the exchange ended early, although settlements are stored. Nothing was claimed. unstored: the ids to settle again.
     """
 
     settled: set[UUID] = field(default_factory=set)
@@ -51,7 +51,8 @@ class Exchange:
     flow_states: FlowStates | None = None
     postponed: frozenset[UUID] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
-    claim_error: Exception | None = None
+    error: Exception | None = None
+    unstored: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Store(Protocol):
         """Settle the entries whose leases are still valid, then claim. All of it is committed on return.
 
         It takes one transaction, or several if the database refuses one because of a single row.
-        Raises `CallbacksChanged`, and what the database raises; the outcomes must be settled again then. An error after they were
-        stored is not raised: see `Exchange.claim_error`.
+        Raises `CallbacksChanged`, and what the database raises; the outcomes must be settled again then. An error after some were
+        stored is not raised: see `Exchange.error`.
         """
         ...
 

@@ -12,6 +12,7 @@ from support.database import TABLES, Database
 from support.entries import (
     claim,
     claim_request,
+    dispatcher,
     put,
     put_one,
     queue_row,
@@ -235,6 +236,34 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     (record,) = warned(caplog, bad)
     assert "(RaiseException P0001)" in record
     assert "poison" not in record
+
+
+def test_an_outage_between_two_halves_loses_no_lease(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The outcomes of the first half are stored then, and only the others are settled again."""
+    put(database, ob, count=4)
+    engine, settled = sa.create_engine(database.url), list[str]()
+    refusal = sa.exc.IntegrityError("settle", None, Exception())
+    outage = sa.exc.OperationalError("settle", None, ConnectionRefusedError())
+
+    def fail(connection: sa.Connection, cursor: object, statement: str, *rest: object) -> None:
+        if "INTO outbox_settlement" in statement:
+            settled.append(statement)
+            if (error := {1: refusal, 2: refusal, 4: outage}.get(len(settled))) is not None:
+                raise error
+
+    sa.event.listen(engine, "before_cursor_execute", fail)
+    service = MemoryAdapter()
+    working = dispatcher(engine, ob, adapters={"crm": service})
+    with pytest.raises(sa.exc.OperationalError) as raised:
+        asyncio.run(working.run_once())
+    asyncio.run(working.run_once())
+    engine.dispose()
+
+    assert raised.value is outage
+    assert (len(service.deliveries), states(database)) == (4, {"delivered": 4})
+    assert "lease was lost" not in caplog.text
 
 
 @pytest.mark.owner
