@@ -1,6 +1,9 @@
 """`outbox db`: create, upgrade and check the outbox's tables."""
 
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import click
 
@@ -70,13 +73,18 @@ def partition(target: options.Target, undo: bool) -> None:
     answer({"partitioned": not undo}, f"new response bodies are stored in {where}")
 
 
+def _default_dialect() -> str:
+    """The SQL of PostgreSQL would fail on the tables of the portable mode, which have no functions."""
+    return "portable" if os.environ.get("DATABASE_URL", "").startswith("portable") else "postgresql"
+
+
+def _dialect_option(command: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    shown = "postgresql, or portable if DATABASE_URL is"
+    return click.option("--dialect", default=_default_dialect, type=click.Choice(names), show_default=shown)(command)
+
+
 @db.command()
-@click.option(
-    "--dialect",
-    default="postgresql",
-    type=click.Choice(["postgresql", "sqlite", "mariadb", "portable"]),
-    show_default=True,
-)
+@partial(_dialect_option, names=["postgresql", "sqlite", "mariadb", "portable"])
 @click.option("--since", metavar="REVISION", help="Only migrations after this revision, the database's current one.")
 @options.schema_option
 @options.prefix_option
@@ -93,7 +101,7 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 
 
 @db.command()
-@click.option("--dialect", default="postgresql", type=click.Choice(["postgresql", "mariadb"]), show_default=True)
+@partial(_dialect_option, names=["postgresql", "mariadb", "portable"])
 @click.option("--app", default="outbox_app", show_default=True, help="Role of the app, which enqueues.")
 @click.option(
     "--dispatcher", default="outbox_dispatcher", show_default=True, help="Role of the dispatcher, which sends."
@@ -111,7 +119,10 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 @options.prefix_option
 @options.json_option
 def roles(dialect: str, schema: str | None, prefix: str, **names: str) -> None:
-    """Print the SQL that creates the database's roles."""
+    """Print the SQL that creates the database's roles.
+
+    There are none in the portable mode.
+    """
     from outbox import migrations
 
     printed = migrations.roles(dialect, schema=schema, prefix=prefix, **names)

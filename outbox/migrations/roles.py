@@ -100,6 +100,14 @@ WITHHELD = {
 }
 """What a dashboard does not read: what was sent and answered, keys, and what proves who holds a lease."""
 
+NOT_PORTABLE = (
+    "has no such roles: CockroachDB has no rights on columns, and neither it nor YugabyteDB has triggers with transition tables."
+    " Let a role of its own run the migrations, and grant SELECT, INSERT, UPDATE and DELETE on all tables of the outbox to the"
+    " logins of the app, the dispatcher and the operators (docs/postgresql-compatible.md has the SQL)"
+)
+"""Sources: cockroachlabs.com/docs, "PostgreSQL compatibility", unsupported features; cockroachdb/cockroach#135655;
+docs.yugabyte.com, YSQL, "CREATE TRIGGER", whose grammar lacks REFERENCING."""
+
 
 def roles(
     dialect: str = "postgresql",
@@ -120,11 +128,13 @@ def roles(
     its open ones. The dashboard reads no payload, answer or key. The operator reads them, and records decisions, but claims
     nothing. On PostgreSQL a function cancels, nothing but a new entry enters the queue, and the operator enqueues only what it
     asks for again; the tables' owner runs the SQL and must be none of the five, or the SQL itself refuses. On MariaDB rights
-    alone say what a role may do (docs/databases.md).
+    alone say what a role may do (docs/databases.md). `portable` is refused, with what to grant instead.
     """
     names = (app, dispatcher, maintenance, dashboard, operator)
     if dialect == "postgresql":
         return _on_postgresql(schema, prefix, *names)
+    if dialect == "portable":
+        raise InvalidValue("dialect", dialect, NOT_PORTABLE)
     if dialect != "mariadb":
         raise InvalidValue("dialect", dialect, "must be 'postgresql' or 'mariadb': no other database has these roles")
     defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()

@@ -104,6 +104,22 @@ def test_the_roles_are_those_of_the_library() -> None:
     assert document("db", "roles", *named, "--prefix", "p_") == {"sql": migrations.roles(prefix="p_", **roles)}
 
 
+@pytest.mark.parametrize("given", [("--dialect", "portable"), ()])
+def test_there_are_no_roles_for_the_portable_mode(given: tuple[str, ...]) -> None:
+    status, text = refused("db", "roles", *given, DATABASE_URL="portable+psycopg://app@db.internal:26257/shop")
+
+    assert status == 1
+    assert "has no such roles" in text
+    assert "grant SELECT, INSERT, UPDATE and DELETE on all tables" in text
+
+
+def test_the_sql_for_a_url_of_the_portable_mode_is_that_modes() -> None:
+    url = "portable+psycopg://app@db.internal:26257/shop"
+
+    assert succeeded("db", "sql", DATABASE_URL=url) == f"{migrations.sql('portable')}\n"
+    assert succeeded("db", "sql", "--dialect", "postgresql", DATABASE_URL=url) == f"{migrations.sql()}\n"
+
+
 # --- keys
 
 
