@@ -151,8 +151,8 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
         if sqlstate(error.orig) != SERIALIZATION_FAILURE:
             raise
         raise KeyInFlight(
-            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll the transaction back"
-            " and run it again",
+            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot, or the database preferred"
+            " another transaction: roll the transaction back and run it again",
             RETRY_AFTER,
         ) from error
     return answer

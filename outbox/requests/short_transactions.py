@@ -1,6 +1,12 @@
-"""Short transactions that the outbox begins itself, on the app's engine or sessionmaker."""
+"""Short transactions that the outbox begins itself, on the app's engine or sessionmaker.
 
-from collections.abc import Callable
+At SERIALIZABLE the server may end any of them in favour of another one, perhaps of another request: so they are repeated.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -8,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError
 from outbox.session import AsyncSessionLike
+from outbox.sql.dialect import SERIALIZATION_FAILURE, sqlstate
 from outbox.startup_checks import AsyncEngineLike
 
 Result = TypeVar("Result")
@@ -27,8 +34,24 @@ def checked_source(source: Any) -> Any:
     )
 
 
+CONFLICT_TRIES = 10
+FIRST_PAUSE_SECONDS_MAX = 0.01  # each next pause is twice as long at most
+PAUSE_SECONDS_MAX = 0.1  # about 0.3 s for all pauses: a caller waits for the claim
+
+
 def run(source: Any, work: Callable[[Connection], Result]) -> Result:
-    """Do `work` in a transaction of its own."""
+    """Do `work` in a transaction of its own, again after a conflict."""
+    for pause in _pauses():
+        try:
+            return _run_once(source, work)
+        except Exception as error:
+            if not _is_conflict(error):
+                raise
+        time.sleep(pause)
+    return _run_once(source, work)
+
+
+def _run_once(source: Any, work: Callable[[Connection], Result]) -> Result:
     if isinstance(source, Engine):
         with source.begin() as connection:
             return work(connection)
@@ -40,7 +63,18 @@ def run(source: Any, work: Callable[[Connection], Result]) -> Result:
 
 
 async def run_async(source: Any, work: Callable[[Connection], Result]) -> Result:
-    """Do `work` in a transaction of its own."""
+    """Do `work` in a transaction of its own, again after a conflict."""
+    for pause in _pauses():
+        try:
+            return await _run_once_async(source, work)
+        except Exception as error:
+            if not _is_conflict(error):
+                raise
+        await asyncio.sleep(pause)
+    return await _run_once_async(source, work)
+
+
+async def _run_once_async(source: Any, work: Callable[[Connection], Result]) -> Result:
     if hasattr(source, "sync_engine"):
         async with source.begin() as connection:
             result: Result = await connection.run_sync(work)
@@ -53,3 +87,14 @@ async def run_async(source: Any, work: Callable[[Connection], Result]) -> Result
     async with session, session.begin():
         done: Result = await session.run_sync(lambda inner: work(inner.connection()))
         return done
+
+
+def _pauses() -> Iterator[float]:
+    """Before each next try. Random, or two transactions that conflict would meet again."""
+    for tried in range(CONFLICT_TRIES - 1):
+        yield random.uniform(0, min(PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**tried))
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether the server ended the transaction in favour of another one, also where `claim_key` calls that KeyInFlight."""
+    return SERIALIZATION_FAILURE in (sqlstate(getattr(each, "orig", None)) for each in (error, error.__cause__))

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.cli_runner import SECRET_TEXT, refused, succeeded
-from support.concurrency import CONFLICT
+from support.concurrency import CONFLICT, conflict_at, retold
 from support.database import REQUEST, TABLES, Database
 from support.entries import (
     HOUR,
@@ -172,29 +172,6 @@ def test_of_two_dispatchers_that_choose_the_same_entries_one_gets_each(portable:
     assert len(waited) == 2
     assert len(taken) == len({entry.id for entry in taken}) == 8
     assert {row.deliveries for row in portable.queue} == {1}
-
-
-@contextmanager
-def retold(engine: Any, execute: Callable[..., tuple[str, Any]]) -> Iterator[None]:
-    """Let `execute` choose what is sent for each statement of an engine, or of all."""
-    sa.event.listen(engine, "before_cursor_execute", execute, retval=True)
-    try:
-        yield
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", execute)
-
-
-@contextmanager
-def conflict_at(engine: Any, number: int) -> Iterator[list[str]]:
-    """Let the server end the transaction at its statement with this number, once. Yields the statements."""
-    sent: list[str] = []
-
-    def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-        sent.append(statement)
-        return (CONFLICT, {}) if len(sent) == number else (statement, parameters)
-
-    with retold(engine, execute):
-        yield sent
 
 
 def test_a_conflict_at_any_statement_leaves_one_claim_and_one_settlement(portable: Database, ob: outbox.Outbox) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -130,3 +131,26 @@ def retried(unit: Callable[[], Result]) -> Result:
         except (outbox.KeyInFlight, sa.exc.DBAPIError) as error:
             if time.monotonic() > deadline or not (isinstance(error, outbox.KeyInFlight) or is_conflict(error)):
                 raise
+
+
+@contextmanager
+def retold(engine: Any, execute: Callable[..., tuple[str, Any]]) -> Iterator[None]:
+    """Let `execute` choose what is sent for each statement of an engine, or of all."""
+    sa.event.listen(engine, "before_cursor_execute", execute, retval=True)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", execute)
+
+
+@contextmanager
+def conflict_at(engine: Any, number: int) -> Iterator[list[str]]:
+    """Let the server end the transaction at its statement with this number, once. Yields the statements."""
+    sent: list[str] = []
+
+    def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+        sent.append(statement)
+        return (CONFLICT, {}) if len(sent) == number else (statement, parameters)
+
+    with retold(engine, execute):
+        yield sent
