@@ -13,12 +13,22 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, select, update
 
 from dispatchers.store.queue_update import queue_update
-from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
-from outbox.sql.dialect import clock, upsert
+from dispatchers.transitions import (
+    ClaimedEntry,
+    Ending,
+    MarkUncertain,
+    Release,
+    RetryCallback,
+    SendAgain,
+    Settle,
+    Transition,
+)
+from outbox.sql.dialect import clock, later, upsert
 from outbox.sql.key_locks import certify
+from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
-from outbox.times import NEVER
+from outbox.times import MICROSECOND, NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -149,7 +159,9 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
             continue
-        if _blocks(change):
+        if isinstance(change, SendAgain):
+            _pass_later_ones(connection, tables, entry)
+        elif _blocks(change):
             _block(connection, tables, entry, change)
         elif isinstance(change, Settle) or queue_update(entry, change).state == "uncertain":
             if isinstance(change, Settle) and change.state == "delivered":
@@ -160,6 +172,22 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
         raise NextIsLocked([left[place] for place in locked])
     if delivered:
         _lift_blocks(connection, tables, delivered)
+
+
+def _pass_later_ones(connection: Connection, tables: Tables, entry: ClaimedEntry) -> None:
+    """On a Galera cluster, change the row of the first later entry of the group.
+
+    The entry is sent again when all leases have ended that are given before this transaction. A node that lags may give one
+    later, without seeing the entry: then the commit of that claim is refused, because the row that it leases has changed.
+    """
+    if not is_galera(connection):
+        return
+    queue = tables.queue
+    in_group = (queue.c.ordering_key == entry.ordering_key, queue.c.position > entry.position)
+    first = select(queue.c.id).where(*in_group, queue.c.state != "uncertain").order_by(queue.c.position).limit(1)
+    id = connection.execute(first).scalar()
+    moved = later(queue.c.due_at, MICROSECOND)  # an equal value would not be written
+    connection.execute(update(queue).where(queue.c.id == id, queue.c.due_at < NEVER).values(due_at=moved))
 
 
 def _blocks(change: Transition) -> bool:

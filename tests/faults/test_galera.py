@@ -28,8 +28,9 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries
 from dispatchers.store import claims_plain
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.ordering import leave, sort_out
 from dispatchers.store.outage_log import cause_of, is_outage
-from dispatchers.transitions import ClaimedEntry, Settle
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
 from outbox.sql.dialect import DEADLOCK, clock, earlier, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import certify
@@ -262,6 +263,43 @@ def a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled(
     on_a_node(engines[1], ending(raced.first[0], "delivered"))
 
 
+def a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_again(
+    engines: list[sa.Engine], ob: outbox.Outbox
+) -> None:
+    """A lease that such a node gives would begin after the delay by which the entry that is sent again waits for others."""
+    with Session(engines[0]) as session, session.begin():
+        sent = [
+            ob.enqueue(session, "crm.upsert", {}, parent=f"race:group {number}", ordering_key="again").id
+            for number in range(2)
+        ]
+        # A claim locks the first row after those that it may take, and that must not be the row of the uncertain entry
+        ob.enqueue(session, "crm.upsert", {}, parent="race:later", due=HOUR)
+    wait_for_all(engines)
+    (entry,) = on_a_node(engines[0], claim)
+    passed = [(entry, MarkUncertain("no answer", 1, True, entry.leased_at, failure_blocks_group=False))]
+    store = DatabaseStore(engines[0], ob.configuration)
+    asyncio.run(store.exchange(passed, None))
+    decided = sa.update(TABLES.queue).where(TABLES.queue.c.id == sent[0])
+    lease = {"state": "sending", "lease_token": entry.lease_token, "lease_until": clock(), "leased_at": clock()}
+
+    def send_again(connection: sa.Connection) -> None:
+        change = SendAgain(0, None, HOUR, "an operator")
+        connection.execute(decided.values(**lease))
+        claims_plain.settle(connection, TABLES, [(entry, change)])
+        leave(connection, TABLES, [(entry, change)])
+
+    def claim_heads(connection: sa.Connection) -> list[ClaimedEntry]:
+        return sort_out(connection, TABLES, claim(connection)).may_go
+
+    raced = race(engines, send_again, claim_heads)
+    wait_for_all(engines)
+
+    assert (entry.id, [each.id for each in raced.second], raced.is_refused) == (sent[0], sent[1:], True)
+    assert on_a_node(engines[1], claim_heads) == []
+    wait_for_all(engines)
+    on_a_node(engines[0], lambda connection: connection.execute(TABLES.queue.delete()))
+
+
 def an_entry_asked_for_again_while_it_is_deleted_is_sent(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     """Neither is refused: the new entry has all that it needs."""
     retention = Retention(keep=HOUR, refuse=HOUR)
@@ -384,6 +422,7 @@ CHECKS = (
     an_outcome_is_refused_after_a_takeover_and_only_a_success_is_kept,
     a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed,
     a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled,
+    a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_again,
     an_entry_asked_for_again_while_it_is_deleted_is_sent,
     a_node_outside_the_cluster_keeps_outcomes_and_connections_are_new,
     a_node_that_lags_is_an_outage_and_not_a_locked_row,
