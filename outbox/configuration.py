@@ -3,18 +3,16 @@
 import os
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
-
-from sqlalchemy import MetaData
 
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
 from outbox.sql.hint_messages import channel_of
 from outbox.sql.identifiers import check_table_names
-from outbox.sql.schema import STATEMENTS_MAX, Tables, define_tables
+from outbox.sql.schema import Tables, tables_of
 from outbox.times import NOTHING, check_span
 from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 
@@ -108,12 +106,6 @@ class Configuration:
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "tables"}
-
-
-@lru_cache(maxsize=STATEMENTS_MAX)
-def tables_of(schema: str | None, prefix: str) -> Tables:
-    """Defined once: this library and SQLAlchemy keep built statements for each set of tables."""
-    return define_tables(MetaData(), schema=schema, prefix=prefix)
 
 
 def _check_names(settings: Mapping[str, object]) -> None:

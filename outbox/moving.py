@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Select, Table, func, insert, select
+from sqlalchemy import Connection, Select, Table, func, insert, select
 
 from outbox.sql.dialect import insert_unless_present, stored_body
-from outbox.sql.schema import Tables, define_tables, is_open
+from outbox.sql.schema import Tables, is_open, tables_of
 
 BATCH_ROWS = 500
 
@@ -22,7 +22,7 @@ def copy_scope(
     The caller commits. A repeated call copies only what is missing. Reads every entry and every record of `source`, where
     nothing is changed: retention deletes the rows.
     """
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix)
+    tables = tables_of(schema, prefix)
     unfinished: int = sum(source.execute(count).scalar_one() for count in _unfinished(tables, scope))
     if not unfinished:
         for rows in _batches(source, select(tables.entry).where(tables.entry.c.scope == scope)):

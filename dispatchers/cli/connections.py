@@ -196,11 +196,9 @@ def _engine(url: "URL") -> "Engine":
 
 
 def _tables(target: Target) -> "Tables":
-    from sqlalchemy import MetaData
+    from outbox.sql.schema import tables_of
 
-    from outbox.sql.schema import define_tables
-
-    return define_tables(MetaData(), schema=target.schema, prefix=target.prefix)
+    return tables_of(target.schema, target.prefix)
 
 
 def _require(connection: "Connection", tables: "Tables") -> None:

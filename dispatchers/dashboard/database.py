@@ -9,13 +9,13 @@ from sqlalchemy import Connection, Engine, event, func, select, text
 from sqlalchemy.engine import URL
 
 from dispatchers.dashboard.failures import Failure
-from outbox.configuration import tables_of
 from outbox.errors import ConfigurationError
 from outbox.hints import hint_at_once
 from outbox.migrations.targets import require_durable, synchronous
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
+from outbox.sql.schema import tables_of
 
 POOL_SECONDS = 5
 POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequ
 from outbox.sql.body_partitions import body_tables
 from outbox.sql.functions import closing, database_functions
 from outbox.sql.identifiers import POSTGRESQL, quoted
-from outbox.sql.schema import define_tables, storage_parameters
+from outbox.sql.schema import storage_parameters, tables_of
 
 NAMES = "sqlalchemy-outbox"
 """The key of `MetaData.info` under which an outbox's schema and prefix stand."""
@@ -71,7 +71,7 @@ def _sequence(connection: Connection, schema: str | None, prefix: str) -> Iterat
 
 
 def _storage(connection: Connection, schema: str | None, prefix: str) -> Iterator[ReversibleSQL]:
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix)
+    tables = tables_of(schema, prefix)
     for table, wanted in storage_parameters(tables).items():
         name = quoted(table.name, schema)
         stored = connection.scalar(

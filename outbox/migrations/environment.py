@@ -10,7 +10,7 @@ from sqlalchemy.types import TypeEngine
 from outbox.migrations.scripts import without_alembic
 from outbox.migrations.targets import refuse_unknown_dialect
 from outbox.sql.body_partitions import body_tables
-from outbox.sql.schema import MARIADB_TABLES, define_tables, key_lock
+from outbox.sql.schema import MARIADB_TABLES, define_tables, key_lock, tables_of
 from outbox.times import Instant
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
@@ -83,7 +83,7 @@ def include_name(also: NameFilter | None = None, *, schema: str | None = None, p
     """
     with suppress(ModuleNotFoundError):
         import outbox.migrations.portable  # noqa: F401  # Alembic in the app's `env.py` finds the dialect by it
-    ours = {table.name for table in define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()}
+    ours = {table.name for table in tables_of(schema, prefix).metadata.tables.values()}
     ours |= {f"{prefix}version", f"{prefix}key_lock"}
     bodies = body_tables(prefix)
 

@@ -7,7 +7,7 @@ from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
 from outbox.sql.functions import database_functions
 from outbox.sql.places import place_of
-from outbox.sql.schema import define_tables, key_lock
+from outbox.sql.schema import key_lock, tables_of
 
 
 def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
@@ -86,7 +86,7 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
     inspector = inspect(connection)
     if schema is not None and not inspector.has_schema(schema):
         return [f"schema {schema!r} itself"]
-    defined = define_tables(MetaData(), schema=schema, prefix=prefix)
+    defined = tables_of(schema, prefix)
     tables = [*defined.metadata.tables.values()]
     if connection.dialect.name in ("mariadb", "portable"):
         tables.append(key_lock(defined))
@@ -124,5 +124,5 @@ def _existing_tables(connection: Connection, schema: str | None, prefix: str) ->
     inspector = inspect(connection)
     if schema is not None and not inspector.has_schema(schema):
         return set()
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()
+    tables = tables_of(schema, prefix).metadata.tables.values()
     return {table.name for table in tables}.intersection(inspector.get_table_names(schema=schema))

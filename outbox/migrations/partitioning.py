@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, MetaData, text
+from sqlalchemy import Connection, text
 
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import check
@@ -11,7 +11,7 @@ from outbox.migrations.locks import exclusively
 from outbox.migrations.targets import Target, connected
 from outbox.sql.body_partitions import DAYS_AHEAD, prefix_of, read_layout
 from outbox.sql.identifiers import literal, quoted
-from outbox.sql.schema import Tables, define_tables
+from outbox.sql.schema import Tables, tables_of
 
 ADDING_LOCK = int.from_bytes(b"body")
 """The advisory lock, of a transaction, under which partitions are made: two dispatchers at once make each of them once."""
@@ -46,7 +46,7 @@ def unpartition(target: Target, *, schema: str | None = None, prefix: str = "out
 
 def check_partitions(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
     """Raise SchemaError if the bodies' partition of today or tomorrow is missing. No request fails then, so no start should."""
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix)
+    tables = tables_of(schema, prefix)
     with connected(target) as connection:
         layout = read_layout(connection, tables)
     if layout is not None and layout.alarm:
@@ -63,7 +63,7 @@ def _postgresql(target: Target, schema: str | None, prefix: str) -> Iterator[tup
                 " records, which retention deletes row by row"
             )
         with exclusively(connection, is_callers=is_callers):
-            yield connection, define_tables(MetaData(), schema=schema, prefix=prefix)
+            yield connection, tables_of(schema, prefix)
 
 
 def _making(connection: Connection, tables: Tables) -> Iterator[str]:

@@ -6,14 +6,14 @@ What a right on a table cannot say, two more things do. A trigger refuses whatev
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sqlalchemy import MetaData, Table
+from sqlalchemy import Table
 
 from outbox.errors import InvalidValue
 from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import literal, quoted
 from outbox.sql.parent_index import is_under_sql
-from outbox.sql.schema import define_tables
+from outbox.sql.schema import tables_of
 from outbox.times import NEVER
 
 # What a claim under a lease renews, ends and answers.
@@ -137,7 +137,7 @@ def roles(
         raise InvalidValue("dialect", dialect, NOT_PORTABLE)
     if dialect != "mariadb":
         raise InvalidValue("dialect", dialect, "must be 'postgresql' or 'mariadb': no other database has these roles")
-    defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
+    defined = tables_of(None, prefix).metadata.tables.values()
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     rights = (APP | CANCELLING | LOCKING, DISPATCHER | LOCKING, MAINTENANCE, reading, OPERATOR | LOCKING)
     return printed_on_mariadb(zip(names, rights, strict=True), schema, prefix)
@@ -146,7 +146,7 @@ def roles(
 def _on_postgresql(
     schema: str | None, prefix: str, app: str, dispatcher: str, maintenance: str, dashboard: str, operator: str
 ) -> str:
-    defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
+    defined = tables_of(None, prefix).metadata.tables.values()
     names = [table.name for table in defined]
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     everyone = list(dict.fromkeys((app, dispatcher, maintenance, dashboard, operator)))
@@ -241,7 +241,7 @@ def _guard_queue(schema: str | None, prefix: str, *, enqueuers: Sequence[str]) -
     """
     queue, guard = quoted(f"{prefix}queue", schema), quoted(f"{prefix}guard_queue", schema)
     equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"
-    columns = define_tables(MetaData(), prefix=prefix).queue.columns
+    columns = tables_of(None, prefix).queue.columns
     untouched = ", ".join(
         f"a.{column.name}" for column in columns if column.nullable and column.name not in OF_THE_ENTRY
     )

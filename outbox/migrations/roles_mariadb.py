@@ -7,9 +7,7 @@ others are taken away. Only a right on single columns is missing for an instant,
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import MetaData
-
-from outbox.sql.schema import define_tables, key_lock
+from outbox.sql.schema import key_lock, tables_of
 
 Rights = Mapping[str, str]
 """By the name of a table without the prefix: what a role may do with it, as GRANT takes it."""
@@ -39,7 +37,7 @@ def printed_on_mariadb(roles: Iterable[tuple[str, Rights]], schema: str | None, 
 
     Its tables are those of `schema`, or of the database that the client uses.
     """
-    tables = define_tables(MetaData(), prefix=prefix)
+    tables = tables_of(None, prefix)
     names = [*(table.name for table in tables.metadata.tables.values()), key_lock(tables).name]
     merged: dict[str, dict[str, Granted]] = {}
     for role, rights in roles:
