@@ -16,10 +16,9 @@
     python3 dev.py env             only make the environment
     python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
 
-Each makes the environment first, in .venv beside this file: what requirements.lock names and nothing else. A second run
-finds it ready. When the lock has changed, or an earlier run was interrupted, it is made from nothing. The demo needs a third
-of these packages: where .venv is not ready it makes .venv-demo, from requirements-demo.lock. The peers of the benchmarks are in
-.venv-peers, from requirements-peers.lock and, where npm is there, benchmarks/peers/package-lock.json.
+Each makes the environment first: what requirements.lock names, in .venv beside this file. When the lock has changed, or an
+earlier run was interrupted, it is made from nothing. Where .venv is not ready, the demo makes .venv-demo, from
+requirements-demo.lock. The benchmarks' peers are in .venv-peers: requirements-peers.lock, benchmarks/peers/package-lock.json.
 """
 
 # Kept to what Python 3.7 can parse, so that an old one gets to say what is wrong instead of a syntax error.
@@ -290,11 +289,12 @@ def run(program: str, *arguments: str, **variables: str) -> int:
 
 def run_all() -> int:
     """The checks and the tests on the oldest SQLAlchemy take what the tests leave of the machine: many tests wait."""
-    # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
-    if checked("collection", "pytest", "--collect-only", "-qq"):
-        return 1
     with ThreadPoolExecutor(2) as beside:
-        others = [beside.submit(run_checks), beside.submit(run_on_oldest)]
+        others = [beside.submit(run_checks)]
+        # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
+        if checked("collection", "pytest", "--collect-only", "-qq", nice=0):
+            return 1
+        others.append(beside.submit(run_on_oldest))
         status = run_pytest()
         failed = max(other.result() for other in others)
     print("a check FAILED: see above" if failed else "all checks passed", flush=True)
@@ -335,12 +335,12 @@ def has_room(folder: Path) -> bool:
     return available is not None and min(free, int(available[1]) * 1024) >= IN_MEMORY_BYTES
 
 
-def checked(name: str, program: str, *arguments: str, **variables: str) -> int:
-    """Run `command` quietly, and show what it printed only if it failed. Returns: 1 if it did."""
+def checked(name: str, program: str, *arguments: str, nice: int = 10, **variables: str) -> int:
+    """Run a command quietly, after what runs beside it, and show what it printed only if it failed. Returns: 1 if it did."""
     started = time.monotonic()
-    patient = ["nice", "-n", "10", str(PYTHON.parent / program), *arguments]  # what runs beside goes first
+    command = ["nice", "-n", str(nice), str(PYTHON.parent / program), *arguments]
     streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(patient, env={**inside(), **variables}, text=True, **streams)
+    done = subprocess.run(command, env={**inside(), **variables}, text=True, **streams)
     verdict = "FAILED" if done.returncode else "ok"
     line = f"{name:<15} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
     # At once, the line's end with it: others run beside it.

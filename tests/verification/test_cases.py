@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once
+from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once, fewer_on_sqlite
 
 
 @dataclass
@@ -96,3 +96,21 @@ def test_cases_that_are_no_product_and_tests_without_a_database_run_whole() -> N
 
     assert each_value_once(items) == items
     assert each_value_once(cases("test_both", DATABASES)) == cases("test_both", DATABASES)
+
+
+def test_above_the_store_one_test_in_three_runs_on_sqlite_too() -> None:
+    items = [item for number in range(60) for item in cases(f"test_{number}", EVERYWHERE)]
+
+    chosen = list(words_of(fewer_on_sqlite(items)))
+
+    assert chosen.count(["postgresql"]) == 60
+    assert 12 <= chosen.count(["sqlite"]) <= 28
+
+
+def test_what_runs_on_sqlite_only_is_not_left_out() -> None:
+    alternating = [item for item in cases("test_it", EVERYWHERE, ["one", "two"]) if "postgresql-two" not in item.nodeid]
+
+    chosen = list(words_of(fewer_on_sqlite(alternating)))
+
+    assert ["sqlite", "two"] in chosen
+    assert ["postgresql", "one"] in chosen
