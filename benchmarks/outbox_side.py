@@ -1,7 +1,8 @@
 """The outbox as a contestant: `benchmarks.contestants` says what each command does.
 
 `drain` takes the dispatcher's concurrency as a second argument, `work` the driver; without one they are the default. A third
-and a fourth argument of `drain` are the URL of a NATS server and a stream, to which it publishes each job.
+and a fourth argument of `drain` are the URL of a NATS server and a stream, to which it publishes each job. With `answered` as
+the third one, the adapter publishes nothing, but each send waits for a turn of the event loop and has a result like a message's.
 `write STEP ENTRIES` commits transactions of so many entries until terminated, and prints the process's id before each STEP-th.
 `both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the pages of
 the dashboard, until terminated.
@@ -22,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Delivered, Delivery, Dispatcher, Operations, Outcome
+from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Operations, Outcome
 from dispatchers.adapters import NatsAdapter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
@@ -43,6 +44,7 @@ PAYLOAD = {
 }
 AT_ONCE = 5_000  # entries in a transaction of `fill`
 HANGING_SECONDS = 3600
+ANSWERED = "answered"
 SETTLING_SECONDS = 2.0  # until a dispatcher that has started is idle
 
 
@@ -112,7 +114,9 @@ def drain(step: int, concurrency: int | None = None, url: str = "", stream: str 
         count += 1
 
     settings: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
-    if url:
+    if url == ANSWERED:
+        settings["adapters"] = {"noop": Answered(seen)}
+    elif url:
         settings["adapters"] = {"noop": Counted(url, stream, seen)}
     else:
         settings["include"] = [noop(seen)]
@@ -129,6 +133,32 @@ class Counted(NatsAdapter):
     async def send(self, delivery: Delivery) -> Outcome:
         self._seen(delivery)
         return await super().send(delivery)
+
+
+class Answered(Adapter):
+    """Answers all sends of one turn of the event loop in the next turn. seen: is called with each."""
+
+    window = timedelta(hours=1)
+
+    def __init__(self, seen: Callable[[Delivery], None]) -> None:
+        self._seen = seen
+        self._waiting: list[asyncio.Future[Outcome]] = []
+        self._count = 0
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self._seen(delivery)
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._answer)
+        answer = loop.create_future()
+        self._waiting.append(answer)
+        return await answer
+
+    def _answer(self) -> None:
+        answered, self._waiting = self._waiting, []
+        for answer in answered:
+            self._count += 1
+            answer.set_result(Delivered({"stream": "RELAY", "seq": self._count}))
 
 
 # --- latency

@@ -1,4 +1,8 @@
-"""How fast waiting entries reach a message broker, beside a drain that does nothing."""
+"""How fast waiting entries reach a message broker, beside a drain that does nothing.
+
+Between the two is a side that publishes nothing either, but waits for an answer and stores a result as the broker's adapter does.
+The difference from it to the broker's side is the broker's client, and its server on the same cores.
+"""
 
 import asyncio
 import shutil
@@ -16,12 +20,13 @@ from nats.errors import Error, NoServersError
 from nats.js.errors import NotFoundError
 
 from benchmarks.contestants import OUTBOX, TUNED, Contestant
-from benchmarks.drain import drained
-from benchmarks.harness import Series, Server, interleave
+from benchmarks.drain import STEPS, drained
+from benchmarks.harness import Series, Server, interleave, process_cpu
+from benchmarks.outbox_side import ANSWERED
 
 PART = "relay"
 ROUNDS = 5
-NOTHING, NATS = "no-op", "NATS JetStream"
+NOTHING, WAITING, NATS = "no-op", "no-op that waits and has a result", "NATS JetStream"
 STREAM = "RELAY"
 READY_SECONDS_MAX = 20
 JOBS = 40_000
@@ -33,17 +38,24 @@ def measure(server: Server, size: float) -> Iterator[Series]:
         print("THERE IS NO nats-server: the relay is not measured", flush=True)
         return
     TUNED.install(server)
-    with _nats_server(program) as url:
+    with _nats_server(program) as (url, broker):
         relay = Contestant(NATS, OUTBOX, TUNED.left, JOBS, (*TUNED.settings, url, STREAM))
         nothing = Contestant(NOTHING, OUTBOX, TUNED.left, JOBS, TUNED.settings)
-        sides = {NOTHING: partial(drained, server, nothing, size), NATS: partial(_relayed, server, relay, size, url)}
+        waiting = Contestant(WAITING, OUTBOX, TUNED.left, JOBS, (*TUNED.settings, ANSWERED))
+        sides = {
+            NOTHING: partial(drained, server, nothing, size),
+            WAITING: partial(drained, server, waiting, size),
+            NATS: partial(_relayed, server, relay, size, url, broker),
+        }
         yield from interleave(PART, "", sides, ROUNDS)
 
 
-def _relayed(server: Server, contestant: Contestant, size: float, url: str) -> Mapping[str, float]:
-    """Into a new stream: each round enqueues entries with the same keys."""
+def _relayed(server: Server, contestant: Contestant, size: float, url: str, broker: int) -> Mapping[str, float]:
+    """Into a new stream: each round enqueues entries with the same keys. broker: the process of its server."""
     asyncio.run(_renew_stream(url))
-    return drained(server, contestant, size)
+    before = process_cpu(broker)
+    figures = drained(server, contestant, size)
+    return {**figures, "broker_us": (process_cpu(broker) - before) / max(JOBS * size, STEPS) * 1e6}
 
 
 async def _renew_stream(url: str) -> None:
@@ -56,8 +68,8 @@ async def _renew_stream(url: str) -> None:
 
 
 @contextmanager
-def _nats_server(program: str) -> Iterator[str]:
-    """One server with its messages on the disk."""
+def _nats_server(program: str) -> Iterator[tuple[str, int]]:
+    """The URL and the process of one server, with its messages in files. It does not wait for the disk, by its defaults."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +83,7 @@ def _nats_server(program: str) -> Iterator[str]:
                     raise SystemExit(f"nats-server did not start: {log.read_text()[-2000:]}")
                 time.sleep(0.05)
             try:
-                yield url
+                yield url, process.pid
             finally:
                 process.terminate()
 

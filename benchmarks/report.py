@@ -15,6 +15,7 @@ METRICS = {
     "p99_ms": ("p99, ms", ".2f"),
     "client_us": ("client CPU, µs", ",.0f"),
     "server_us": ("server CPU, µs", ",.0f"),
+    "broker_us": ("broker's CPU, µs", ",.0f"),
     "cpu_us": ("CPU, µs", ",.0f"),
     "wal_bytes": ("WAL, bytes", ",.0f"),
     "memory_mb": ("memory, MB", ",.1f"),
@@ -62,8 +63,9 @@ PARTS = {
     ),
     "relay": Part(
         "Relay to a broker",
-        "Entries wait in the queue, and one process publishes each to a stream of NATS JetStream, on one server with its"
-        " messages on the disk, beside a drain that does nothing.",
+        "Entries wait in the queue, and one process publishes each to a stream of NATS JetStream, on one server of the same"
+        " machine that stores messages in files. Beside it is a drain that does nothing, and one that publishes nothing but"
+        " waits for an answer and stores a result like a message's.",
         ("per_second",),
     ),
     "enqueue": Part(
