@@ -19,6 +19,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import NatsAdapter
 from dispatchers.adapters.brokers import nats_connection
+from dispatchers.adapters.brokers.nats_answers import answer_reader
 from dispatchers.time_limits import FOREVER
 from outbox import inboxes
 from outbox.errors import ConfigurationError
@@ -318,3 +319,17 @@ def test_a_mapping_serves_its_own_operations_and_names_a_similar_one() -> None:
     assert adapter.serves("orders.placed")
     assert not adapter.serves("orders.plased")
     assert adapter.nearest("orders.plased") == "orders.placed"
+
+
+def test_an_answer_with_too_many_digits_leaves_the_message_in_doubt() -> None:
+    data = b'{"stream":"ORDERS","seq":%s}' % (b"7" * 5_000)
+
+    assert answer_reader("ORDERS")(None, data) == Unknown("the answer is no PubAck")
+
+
+def test_an_answer_of_a_stream_with_a_similar_name_confirms_nothing() -> None:
+    """In a regular expression `A+` is also `AA`."""
+    read = answer_reader("A+")
+
+    assert read(None, b'{"stream":"A+","seq":7}') == Delivered({"stream": "A+", "seq": 7})
+    assert isinstance(read(None, b'{"stream":"AA","seq":7}'), Unknown)
