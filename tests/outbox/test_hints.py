@@ -285,11 +285,8 @@ def test_a_sender_ends_with_its_engine(postgresql: Database, ob: outbox.Outbox, 
         engine.dispose()
     del engine
 
-    def has_ended() -> bool:
-        gc.collect()  # what SQLAlchemy has made of the engine goes in circles
-        return not thread.is_alive()
-
-    wait_for(has_ended)
+    gc.collect()  # what SQLAlchemy has made of the engine goes in circles
+    wait_for(lambda: not thread.is_alive())
     wait_for(lambda: backend_of_hints(postgresql) is None)
 
 
