@@ -23,6 +23,7 @@ _CAUSES = {
     "3D000": "the database does not exist",
     "53300": "the server has too many connections",
     "53100": "the server's disk is full",
+    "25006": "the server or the transaction is read-only, as on a replica",
     "57P01": "the server ended the connection, or is shutting down",
     "57P02": "the server crashed",
     "57P03": "the server is starting up or shutting down",

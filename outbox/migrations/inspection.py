@@ -1,8 +1,8 @@
 """What a database has of the outbox: its revision, and what it lacks."""
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select
+from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select, text
 
-from outbox.errors import SchemaError
+from outbox.errors import ConfigurationError, SchemaError
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
 from outbox.sql.functions import database_functions
@@ -19,6 +19,7 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
     Raises: SchemaError, naming what is missing and what makes it: our migrations, or the app's own, if those made the tables.
     """
     with connected(target) as connection:
+        require_prefix(connection, prefix)
         # the revision first: an upgrade that commits between the two must not confuse
         revision = revision_of(connection, schema, prefix)
         missing = _missing(connection, schema, prefix)
@@ -80,6 +81,17 @@ def _has_table(connection: Connection, name: str, schema: str | None) -> bool:
 def version_table(schema: str | None, prefix: str) -> Table:
     """Alembic's own, under the outbox's name."""
     return Table(f"{prefix}version", MetaData(), Column("version_num", String), schema=schema)
+
+
+def require_prefix(connection: Connection, prefix: str) -> None:
+    """Raise ConfigurationError if the server would store the tables under other names, by which they would not be found."""
+    if connection.dialect.name != "mariadb" or prefix == prefix.lower():
+        return
+    if connection.scalar(text("SELECT @@lower_case_table_names")) == 1:
+        raise ConfigurationError(
+            f"the prefix {prefix!r} has capital letters, and this server stores the names of tables in lower case"
+            f" (lower_case_table_names is 1): use the prefix {prefix.lower()!r}"
+        )
 
 
 def _missing(connection: Connection, schema: str | None, prefix: str) -> list[str]:

@@ -18,6 +18,9 @@ MIGRATION_WAIT_SECONDS = 60
 TABLE_LOCK_WAIT_SECONDS = 5
 """How long a migration waits for a table. Later statements queue after it, so the timeout is short."""
 
+MARIADB_SESSION = f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS}, default_storage_engine = InnoDB"
+"""Alembic makes its version table with the server's own engine. Galera would not copy one of MyISAM to the other nodes."""
+
 MET_ANOTHER_RUN = (*CONFLICTS, "23505", "42P01", "42P06", "42P07", "42704", "42710")
 """What a run in the portable mode may get because of another one, which has made or dropped the same thing since it looked.
 PostgreSQL, appendix A: unique_violation, and that a table, a schema or an object exists, or does not.
@@ -33,7 +36,11 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
             yield
         return
     if connection.dialect.name == "mariadb":
-        with _lock_named("another migration, or a long transaction"), _alone_on_mariadb(connection):
+        holder = (
+            f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
+        )
+        left = "What was done before stays; run it again when that has ended, and it continues"
+        with _lock_named(holder, left), _alone_on_mariadb(connection):
             yield
         return
     dbapi_connection = connection.connection.dbapi_connection
@@ -63,17 +70,17 @@ def met_another_run(error: DBAPIError) -> bool:
 def _alone_on_mariadb(connection: Connection) -> Iterator[None]:
     """Under a named lock of the session, because each statement that defines a table commits the transaction."""
     asked = {"name": f"outbox {connection.engine.url.database}"[:64], "seconds": MIGRATION_WAIT_SECONDS}
-    waits_before = connection.scalar(text("SELECT @@lock_wait_timeout"))
+    before = connection.execute(text("SELECT @@lock_wait_timeout, @@default_storage_engine")).one()
     if not connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), asked):
         raise SchemaError(
             f"cannot lock the tables: another migration has locked this database for {MIGRATION_WAIT_SECONDS} s. Nothing was"
             " changed; try again when it has ended"
         )
     try:
-        connection.execute(text(f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS}"))
+        connection.execute(text(MARIADB_SESSION))
         yield
     finally:
-        connection.execute(text(f"SET lock_wait_timeout = {waits_before}"))
+        connection.execute(text("SET lock_wait_timeout = {}, default_storage_engine = {}".format(*before)))
         connection.execute(text("DO RELEASE_LOCK(:name)"), asked)
 
 
@@ -93,15 +100,14 @@ def _begin_immediate(connection: Connection, *, is_callers: bool) -> None:
 
 
 @contextmanager
-def _lock_named(holder: str) -> Iterator[None]:
+def _lock_named(holder: str, left: str = "Nothing was changed; try again when it has ended") -> Iterator[None]:
+    """left: what the statements before have changed, and what to do."""
     try:
         yield
     except DBAPIError as error:
         if not _is_lock_denied(error.orig):
             raise
-        raise SchemaError(
-            f"cannot lock the tables: {holder}. Nothing was changed; try again when it has ended"
-        ) from error
+        raise SchemaError(f"cannot lock the tables: {holder}. {left}") from error
 
 
 def _is_lock_denied(error: BaseException | None) -> bool:

@@ -11,8 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from outbox.errors import SchemaError
-from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
+from outbox.migrations.inspection import refuse_tables_of_others, require_prefix, revision_of, version_table
 from outbox.migrations.locks import (
+    MARIADB_SESSION,
     MIGRATION_LOCK,
     MIGRATION_WAIT_SECONDS,
     TABLE_LOCK_WAIT_SECONDS,
@@ -43,6 +44,7 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
     scripts = open_scripts()
 
     def work(connection: Connection) -> None:
+        require_prefix(connection, prefix)
         _create_missing_schema(connection, schema)
         revision = revision_of(connection, schema, prefix)
         if revision is None and not _was_interrupted(connection, schema, prefix):
@@ -133,7 +135,7 @@ def sql(
         return f"-- nothing to do: {since} is the newest revision that this release knows\n"
     run(context, schema, prefix)
     if dialect == "mariadb":  # each statement commits by itself
-        return f"SET lock_wait_timeout = {TABLE_LOCK_WAIT_SECONDS};\n\n" + printed.getvalue()
+        return f"{MARIADB_SESSION};\n\n" + printed.getvalue()
     opening = {
         "postgresql": _opening_on_postgresql(context.dialect, schema),
         "sqlite": ["BEGIN IMMEDIATE"],
