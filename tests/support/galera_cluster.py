@@ -163,9 +163,22 @@ class Cluster:
         self.until_whole()
 
     def until_whole(self) -> None:
-        for node in self.nodes:
-            node.until_synced()
-            node.until("wsrep_cluster_size", str(len(self.nodes)))
+        """Until all nodes are whole at the same time: on a busy machine one that was Synced may leave the majority for a moment
+        while the next one joins, and then refuses statements with 1047.
+        """
+        expected = {
+            "wsrep_ready": "ON",
+            "wsrep_cluster_status": "Primary",
+            "wsrep_local_state_comment": "Synced",
+            "wsrep_cluster_size": str(len(self.nodes)),
+        }
+
+        def is_whole() -> bool:
+            if any(node.process is not None and node.process.poll() is not None for node in self.nodes):
+                raise RuntimeError("a node ended by itself")
+            return all(node.status(name) == value for node in self.nodes for name, value in expected.items())
+
+        wait_until(is_whole, "all nodes are ready and Synced")
 
     def stop(self) -> None:
         for node in self.nodes:
