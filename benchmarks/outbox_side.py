@@ -150,7 +150,7 @@ class Answered(Adapter):
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._answer)
-        answer = loop.create_future()
+        answer: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.append(answer)
         return await answer
 
