@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox.claim_block import IdempotentBlock
+from outbox.sql.schema import tables_of
 from outbox.times import MICROSECOND
 from support.compiled_statements import SHARED
 from support.kept_connections import KeptConnections
@@ -22,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 IMPORT_PATH = os.pathsep.join(map(str, [TESTS, TESTS / "verification", TESTS.parent]))
 """PYTHONPATH of the processes that tests start: they import this checkout, whatever version is installed."""
 
-TABLES = outbox.define_tables(sa.MetaData())
+TABLES = tables_of(None, "outbox_")
 REQUEST = {"customer": "ada", "amount": 2000}
 PAYLOAD = {"amount": 2000, "currency": "eur"}
 Handler = Callable[[Session, outbox.Claim], object]
