@@ -74,10 +74,11 @@ class Relay:
         listener.close()  # and waits for no connection: what has been swallowed never ends
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_refusing.is_set():
-            writer.transport.abort()
-            return
         far_reader, far_writer = await self._reach_server()
+        if self._is_refusing.is_set():  # perhaps since the connection to the server was begun
+            writer.transport.abort()
+            far_writer.transport.abort()
+            return
         self._writers += [writer, far_writer]
         is_open = self._open
         try:
