@@ -75,7 +75,8 @@ OLDEST_LOCK = ROOT / "requirements-oldest.lock"
 IMPORTED = (ROOT / "tests", ROOT / "tests" / "verification")  # where the tests' own packages are
 OLDEST_TESTS = (
     *("enqueue", "enqueue_transactions", "idempotent", "run_idempotent", "claim_statements"),
-    *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
+    *("claims", "settlements", "direct_statements", "dispatcher", "dispatcher_keys"),
+    *("callbacks", "callbacks_concurrency", "migrations"),
 )
 
 COMPILED = ("mysqlclient",)

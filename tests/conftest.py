@@ -92,7 +92,7 @@ APP_SIDE = frozenset(
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
         *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
         *("asgi", "django", "flask", "requests", "transactions"),
-        "completion",
+        *("completion", "completion_failing"),
     )
 )
 """The modules whose tests run with the rights of `outbox db roles`, the app's and the dispatchers': `Database.roles`. Not those
@@ -111,8 +111,10 @@ ON_MARIADB = frozenset(
         *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent", "body_key"),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept"),
         *("inbox", "inbox_batches"),
-        *("run_once", "ordering", "ordering_races", "lookups", "flow_control_shared", "fair_share_claims"),
-        *("callbacks", "completion", "retention", "unserved_log", "bad_rows", "resume_after_restore"),
+        *("run_once", "ordering", "ordering_races", "lookups", "fair_share_claims", "fair_share_races"),
+        *("ordering_blocked", "flow_control_shared", "breaker_shared", "pause_shared"),
+        *("callbacks", "callbacks_concurrency", "completion", "completion_failing"),
+        *("retention", "unserved_log", "bad_rows", "resume_after_restore"),
         *("admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
     )
 )
@@ -136,7 +138,9 @@ HINTED = frozenset(
         "test_wakeup",
         "test_hinted_claims",
         "test_dispatcher",
+        "test_dispatcher_keys",
         "test_daemon",
+        "test_daemon_outages",
         "test_many_processes",
     }
 )

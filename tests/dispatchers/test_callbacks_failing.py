@@ -2,19 +2,13 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from itertools import count
 from typing import Any
-from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from support.callbacks import Gate, Shop
+from support.callbacks import Shop, failing, kept, warnings_in
 from support.database import Database, Order, colliding_order
 from support.entries import (
     HOUR,
@@ -28,16 +22,14 @@ from support.entries import (
     settlement_row,
     state,
     states,
-    until_true,
 )
 
 import outbox
 from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, time_limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel
-from dispatchers.callbacks import CallbackFailed, Calls, Settlement
+from dispatchers.callbacks import Settlement
 from dispatchers.store.database import DatabaseStore
-from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import MarkUncertain, RetryCallback, Settle
 from outbox.sql.dialect import is_passing
 
@@ -48,32 +40,6 @@ CARD = "4242424242424242"
 def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Shop:
     """The app with callbacks on a Session, and on an AsyncSession."""
     return Shop(database, ob, is_async=request.param == "async")
-
-
-def failing(shop: Shop, error: BaseException, times: int = 1) -> Callable[[Session, Settlement], None]:
-    """Pays as it should, then raises; after `times` times it does not raise any more. A call whose statements end with a
-    conflict does not count: it has not raised.
-    """
-    paid = count()  # not the length of what was seen: callbacks of several threads may all have seen more by then
-
-    def work(session: Session, settlement: Settlement) -> None:
-        shop.pay(session, settlement)
-        session.flush()
-        if next(paid) < times:
-            raise error
-
-    return work
-
-
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-
-
-def kept(database: Database, id: UUID) -> Any:
-    """What the queue's row knows of the entry."""
-    row = queue_row(database, id)
-    assert (row.lease_token, row.lease_until) == (None, None)
-    return read_outcome(row.outcome).known
 
 
 # --- kept, retried, reported
@@ -259,96 +225,6 @@ def test_other_late_ends_are_not_kept(database: Database, ob: outbox.Outbox, end
     assert queue_row(database, id).lease_token == fresh.lease_token
 
 
-# --- a transaction that is not its own
-
-
-def roll_back(session: Session, settlement: Settlement) -> None:
-    session.rollback()
-
-
-def commit(session: Session, settlement: Settlement) -> None:
-    session.commit()
-
-
-def catch_a_failed_flush(session: Session, settlement: Settlement) -> None:
-    session.add_all([colliding_order(), colliding_order()])
-    with suppress(sa.exc.IntegrityError):
-        session.flush()
-
-
-def catch_a_failed_statement(session: Session, settlement: Settlement) -> None:
-    with suppress(sa.exc.ProgrammingError):
-        session.execute(sa.text("SELECT * FROM nothing_here"))
-
-
-ROLLED_BACK = (
-    "CallbackError: a callback must not roll back, and must not catch a failed flush without session.begin_nested()"
-)
-MISUSES = [
-    (roll_back, ROLLED_BACK),
-    (
-        commit,
-        "CallbackError: a callback must not commit: what it writes commits together with the settlement of the entry",
-    ),
-    (catch_a_failed_flush, ROLLED_BACK),
-]
-
-
-def misuse(shop: Shop, work: Callable[[Session, Settlement], None], text: str, log: pytest.LogCaptureFixture) -> None:
-    id = put_one(shop.database, shop.ob)
-    adapter = MemoryAdapter()
-
-    def paying(session: Session, settlement: Settlement) -> None:
-        shop.pay(session, settlement)
-        session.flush()
-        work(session, settlement)
-
-    shop.on_settled(paying)
-    assert shop.run_once(adapters={"crm": adapter}) == 1
-    age(shop.database, HOUR)
-    assert shop.run_once(adapters={"crm": adapter}) == 1
-
-    assert all(text in warning for warning in warnings_in(log))
-    assert len(warnings_in(log)) == 2
-    assert kept(shop.database, id).state == "delivered"
-    assert (shop.database.orders, len(shop.database.entries), len(adapter.deliveries)) == ([], 1, 1)
-
-
-@pytest.mark.parametrize(("work", "text"), MISUSES)
-def test_who_ends_the_settlings_transaction_keeps_nothing_of_it(
-    shop: Shop, caplog: pytest.LogCaptureFixture, work: Any, text: str
-) -> None:
-    misuse(shop, work, text, caplog)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_statements_error_that_was_caught_keeps_nothing_of_it(
-    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
-) -> None:
-    shop = Shop(postgresql, ob, is_async=is_async)
-
-    misuse(shop, catch_a_failed_statement, "CallbackError: a callback caught a statement's error, and its", caplog)
-
-    assert "ProgrammingError" not in warnings_in(caplog)[0].partition("after")[0]
-    assert "25P02" in warnings_in(caplog)[0]
-
-
-def test_a_savepoint_may_be_rolled_back_and_its_entries_go_with_it(shop: Shop) -> None:
-    put_one(shop.database, shop.ob)
-
-    def work(session: Session, settlement: Settlement) -> None:
-        shop.pay(session, settlement)
-        with suppress(sa.exc.IntegrityError), session.begin_nested():
-            shop.ob.enqueue(session, "mail.survey", {})
-            session.add_all([colliding_order(), colliding_order()])
-
-    shop.on_settled(work)
-    shop.run_once(adapters={"crm": MemoryAdapter()})
-
-    assert shop.database.operations() == ["crm.upsert", "mail.receipt"]
-    assert len(shop.database.orders) == 1
-
-
 @pytest.mark.parametrize(
     "error", [SystemExit(1), asyncio.CancelledError(), BaseExceptionGroup("many", [SystemExit(1)])], ids=repr
 )
@@ -410,153 +286,3 @@ class FromPostgres(Exception):
 )
 def test_only_what_passes_by_itself_is_waited_for(error: Exception, passing: bool) -> None:
     assert is_passing(error) == passing
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_what_is_refused_only_at_the_commit_is_the_callbacks_failure(
-    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
-) -> None:
-    postgresql.execute(
-        sa.text("ALTER TABLE shop_order ADD CONSTRAINT once UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED")
-    )
-    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
-    with postgresql.begin() as session:
-        session.add(Order(customer="invoice:42", amount=1))
-    id = put_one(postgresql, ob, parent="invoice:42")
-    shop.on_settled(shop.pay)
-
-    assert shop.run_once(adapters={"crm": adapter}) == 1
-
-    assert kept(postgresql, id).state == "delivered"
-    assert "its callback raised IntegrityError 23505" in warnings_in(caplog)[0]
-    assert "invoice:42" not in caplog.text
-    postgresql.execute(sa.delete(Order))
-    age(postgresql, HOUR)
-    assert shop.run_once(adapters={"crm": adapter}) == 1
-    assert (len(adapter.deliveries), len(postgresql.orders)) == (1, 1)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_database_away_during_the_callback_gets_its_effects_once(
-    postgresql: Database, ob: outbox.Outbox, is_async: bool
-) -> None:
-    put_one(postgresql, ob)
-    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
-
-    def cut(session: Session, settlement: Settlement) -> None:
-        shop.pay(session, settlement)
-        session.flush()
-        if len(shop.seen) == 1:
-            pid = session.scalar(sa.text("SELECT pg_backend_pid()"))
-            postgresql.execute(sa.text("SELECT pg_terminate_backend(:pid)").bindparams(pid=pid))
-
-    shop.on_settled(cut)
-    shop.run_once(adapters={"crm": adapter})
-    age(postgresql, HOUR)
-    shop.run_once(adapters={"crm": adapter})
-
-    assert len(adapter.deliveries) == len(postgresql.orders) == 1
-    assert states(postgresql) == {"delivered": 1, "pending": 1}
-
-
-def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    shop = Shop(database, ob, is_async=False)
-    store = DatabaseStore(database.engine, ob.configuration)
-    claimed = claim_one(store)
-
-    with pytest.raises(CallbackFailed) as raised:
-        asyncio.run(
-            store.settle_with(claimed, Settle("delivered", 1), Calls(failing(shop, ValueError("a bug"), times=9)))
-        )
-
-    assert repr(raised.value.__cause__) == "ValueError('a bug')"
-    assert queue_row(database, id).lease_token == claimed.lease_token
-    assert (database.orders, len(database.entries)) == ([], 1)
-
-
-# --- no end in sight
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_drain_ends_at_its_grace_and_keeps_what_waits_for_a_callback(
-    postgresql: Database, ob: outbox.Outbox, is_async: bool
-) -> None:
-    put(postgresql, ob, count=10)
-    gate, effects, adapter = Gate(), Operations(), MemoryAdapter(window=None)
-    stuck: list[UUID] = []
-
-    @effects.on_settled("crm")
-    def hang(session: Session, settlement: Settlement) -> None:
-        stuck.append(settlement.entry.id)
-        gate(session, settlement)
-
-    async def hang_async(session: AsyncSession, settlement: Settlement) -> None:
-        stuck.append(settlement.entry.id)
-        await asyncio.sleep(60)
-
-    if is_async:
-        effects = Operations()
-        effects.on_settled("crm")(hang_async)
-    target = postgresql.async_engine() if is_async else postgresql
-    working = dispatcher(
-        target,
-        ob,
-        include=[effects],
-        adapters={"crm": adapter},
-        grace=timedelta(seconds=0.3),
-        margin=timedelta(minutes=20),
-        lease=timedelta(hours=1),
-    )
-
-    async def main() -> float:
-        stopping = asyncio.Event()
-        pump = asyncio.create_task(working.pump(stopping))
-        await until_true(lambda: len(stuck) == 4 and len(adapter.deliveries) == 10)
-        began = asyncio.get_running_loop().time()
-        stopping.set()
-        await pump
-        return asyncio.get_running_loop().time() - began
-
-    try:
-        took = asyncio.run(main())
-        assert took < 30, "the callbacks hang for a minute"
-        rows = {row.id: row for row in postgresql.queue}
-        waiting = [row for id, row in rows.items() if id not in stuck]
-        assert {rows[id].state for id in stuck} == {"sending"}
-        assert [read_outcome(row.outcome).known.state for row in waiting] == ["delivered"] * 6  # type: ignore[union-attr]
-        reason = "delivered; the process stopped before its callback ran"
-        assert {json.loads(row.outcome)["reason"] for row in waiting} == {reason}
-        assert postgresql.orders == []
-    finally:
-        gate.open()
-
-
-def test_an_abandoned_callback_leaves_nothing_half_done(postgresql: Database, ob: outbox.Outbox) -> None:
-    id = put_one(postgresql, ob)
-    effects, entered = Operations(), asyncio.Event()
-    shop, adapter = Shop(postgresql, ob, is_async=True), MemoryAdapter()
-
-    @effects.on_settled("crm")
-    async def settled(session: AsyncSession, settlement: Settlement) -> None:
-        await session.run_sync(shop.pay, settlement)
-        await session.flush()
-        if not entered.is_set():
-            entered.set()
-            await asyncio.sleep(60)
-
-    working = dispatcher(postgresql.async_engine(), ob, include=[effects], adapters={"crm": adapter})
-
-    async def main() -> None:
-        pump = asyncio.create_task(working.pump(stopping := asyncio.Event()))
-        await entered.wait()
-        stopping.set()
-        await working.abandon()
-        await pump
-
-    asyncio.run(main())
-    assert (state(postgresql, id), postgresql.orders, len(postgresql.entries)) == ("sending", [], 1)
-    age(postgresql, HOUR)
-    assert asyncio.run(working.run_once()) == 1
-
-    assert len(postgresql.orders) == len(adapter.effects) == 1

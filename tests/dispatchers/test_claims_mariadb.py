@@ -1,4 +1,4 @@
-"""What a batch costs on MariaDB. The rules of claims and settlements are tested on each database, in `test_claims`."""
+"""What a batch costs on MariaDB. `test_claims` and `test_settlements` hold the rules, on each database."""
 
 import asyncio
 import json

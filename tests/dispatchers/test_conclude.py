@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from test_decide import (
+from support.decide import (
     DAY,
     FOREVER_KEYS,
     HOUR,

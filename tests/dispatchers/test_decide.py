@@ -1,68 +1,35 @@
-"""decide and admit: state transitions, arrow by arrow. The picture and the words: docs/states.md."""
+"""decide: state transitions, arrow by arrow. The picture and the words: docs/states.md."""
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from dispatchers.decide import admit, decide
-from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.stored_outcome import NOTHING_STORED, StoredOutcome, read_outcome, write_outcome
-from dispatchers.time_limits import BACKOFF_FIRST, BACKOFF_MAX, FOREVER, Memory, backoff, last_safe_send, remembered
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
-
-SECOND = timedelta(seconds=1)
-MINUTE = timedelta(minutes=1)
-HOUR = timedelta(hours=1)
-DAY = timedelta(days=1)
-INSTANT = timedelta(microseconds=1)
-
-NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-LEASED_AT = NOW - 2 * SECOND
-WINDOW, TIMEOUT, MARGIN = DAY, 30 * SECOND, 5 * SECOND
-
-# The four kinds of service.
-KEYS = Memory(window=WINDOW, timeout=TIMEOUT, margin=MARGIN)
-FOREVER_KEYS = Memory(window=FOREVER)
-NO_KEYS = Memory(window=None)
-NO_KEYS_AT_LEAST_ONCE = Memory(window=None, at_least_once=True)
-
-EVERY_SERVICE = pytest.mark.parametrize(
-    "memory", [KEYS, FOREVER_KEYS, NO_KEYS, NO_KEYS_AT_LEAST_ONCE], ids=["keys", "forever", "no keys", "at least once"]
+from support.decide import (
+    EVERY_SERVICE,
+    EVERY_SERVICE_WITH_KEYS,
+    FOREVER_KEYS,
+    HOUR,
+    INSTANT,
+    KEYS,
+    LEASED_AT,
+    MARGIN,
+    NO_KEYS,
+    NO_KEYS_AT_LEAST_ONCE,
+    NOW,
+    SECOND,
+    TIMEOUT,
+    WINDOW,
+    after,
+    fresh,
+    in_doubt,
+    state_of,
 )
-EVERY_SERVICE_WITH_KEYS = pytest.mark.parametrize("memory", [KEYS, FOREVER_KEYS], ids=["keys", "forever"])
 
-
-def fresh(**fields: Any) -> ClaimedEntry:
-    """An entry under its first lease, never possibly sent before. What no rule looks at is None."""
-    blank = ClaimedEntry(**dict.fromkeys(ClaimedEntry._fields))  # type: ignore[arg-type]
-    given: dict[str, Any] = {
-        "first_leased_at": NOW - MINUTE,
-        "queued_at": NOW - MINUTE,
-        "deliveries": 1,
-        "attempts": 0,
-        "key_epoch": 0,
-        "maybe_sent": False,
-        "in_doubt_since": None,
-        "leased_at": LEASED_AT,
-        "outcome": NOTHING_STORED,
-    }
-    return blank._replace(**{**given, **fields})
-
-
-def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> ClaimedEntry:
-    """An entry whose earlier attempt, under the lease of `since`, has an unknown outcome."""
-    return fresh(**{"deliveries": 2, "attempts": 1, "maybe_sent": True, "in_doubt_since": since, **fields})
-
-
-def after(
-    entry: ClaimedEntry, outcome: Outcome, memory: Memory = KEYS, now: datetime = NOW, jitter: float = 0.5
-) -> Transition:
-    return decide(entry, outcome, memory, now, jitter)
-
+from dispatchers.decide import admit
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers.stored_outcome import StoredOutcome, read_outcome, write_outcome
+from dispatchers.time_limits import Memory
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 
 # --- the diagram, one arrow a row
 
@@ -108,17 +75,6 @@ ARROWS = [
     Arrow("finally unknown, forever", fresh(), FOREVER_KEYS, Unknown("500", final=True), "uncertain", True),
     Arrow("finally, at least once", fresh(), NO_KEYS_AT_LEAST_ONCE, Unknown("500", final=True), "uncertain", True),
 ]
-
-
-def state_of(change: Transition) -> str:
-    match change:
-        case Settle(state=state):
-            return state
-        case Retry():
-            return "retry"
-        case MarkUncertain():
-            return "uncertain"
-    raise AssertionError(f"decide never answers with {change}")
 
 
 @pytest.mark.parametrize("arrow", ARROWS, ids=lambda arrow: arrow.name)
@@ -390,273 +346,3 @@ def test_a_window_without_practical_limit_is_no_error() -> None:
 
     assert state_of(change) == "retry"
     assert admit(in_doubt(), memory, NOW) is None
-
-
-# --- how long a retry waits
-
-HALF_A_SECOND = SECOND / 2  # the backoff of a first delivery with the jitter of `after`
-
-
-@pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
-@pytest.mark.parametrize("asked", [SECOND, MINUTE, 2 * HOUR, DAY - 2 * MINUTE], ids=str)
-def test_a_retry_after_is_honoured_in_full(outcome: Any, asked: timedelta) -> None:
-    change = after(fresh(), outcome("busy", asked), FOREVER_KEYS)
-
-    assert isinstance(change, Retry)
-    assert change.delay == asked
-
-
-def test_in_progress_honours_a_retry_after_too() -> None:
-    change = after(fresh(), InProgress(HOUR))
-
-    assert isinstance(change, Retry)
-    assert change.delay == HOUR
-
-
-def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
-    change = after(fresh(deliveries=9), Deferred("busy", SECOND), jitter=0.999)
-
-    assert isinstance(change, Retry)
-    assert change.delay == backoff(9, 0.999) > SECOND
-
-
-@pytest.mark.parametrize("asked", [None, timedelta(0), -SECOND, timedelta.min], ids=["none", "zero", "negative", "min"])
-@pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
-def test_a_retry_after_that_asks_for_nothing_leaves_the_backoff(outcome: Any, asked: timedelta | None) -> None:
-    change = after(fresh(), outcome("busy", asked))
-
-    assert isinstance(change, Retry)
-    assert change.delay == HALF_A_SECOND
-
-
-@pytest.mark.parametrize("asked", [4 * DAY, timedelta.max], ids=["long", "max"])
-def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
-    """So there is one last attempt when the age is reached, and the entry ends."""
-    entry = fresh(first_leased_at=NOW - HOUR)
-
-    change = after(entry, Deferred("busy", asked), KEYS)
-
-    assert isinstance(change, Retry)
-    assert change.delay == KEYS.age_max - HOUR
-
-
-@pytest.mark.parametrize("outcome", [Unknown("busy", timedelta.max), InProgress(timedelta.max)], ids=["unknown", "409"])
-def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome: Outcome) -> None:
-    change = after(fresh(), outcome)
-
-    assert isinstance(change, Retry)
-    last = last_safe_send(LEASED_AT, KEYS)
-    assert last is not None
-    assert NOW + change.delay == last - MARGIN  # a margin earlier, so that the claim still is in time
-
-
-@pytest.mark.parametrize("outcome", [Deferred("busy"), InProgress(), Unknown("reset")])
-def test_after_the_last_attempt_in_the_window_no_wait_is_cut_short(outcome: Outcome) -> None:
-    """Else attempt would follow attempt without a pause, until the window's very end."""
-    at_the_last = in_doubt(NOW - (WINDOW - TIMEOUT - MARGIN) + MARGIN)
-    asking = replace(outcome, after=MARGIN)
-
-    assert isinstance(after(at_the_last, outcome, jitter=0.5), Retry)
-    assert after(at_the_last, outcome, jitter=0.5).delay == backoff(at_the_last.deliveries, 0.5)
-    assert state_of(after(at_the_last, asking)) == "uncertain"
-
-
-def test_deferred_in_doubt_is_clamped_to_the_window_of_that_doubt() -> None:
-    first = NOW - 20 * HOUR
-
-    change = after(in_doubt(first), Deferred("busy", DAY))
-
-    assert isinstance(change, Retry)
-    assert NOW + change.delay == first + WINDOW - TIMEOUT - 2 * MARGIN
-
-
-def test_deferred_without_doubt_knows_no_window() -> None:
-    change = after(fresh(), Deferred("busy", 2 * WINDOW))
-
-    assert isinstance(change, Retry)
-    assert change.delay == 2 * WINDOW
-
-
-def test_what_must_wait_past_the_last_margin_is_not_sent_again() -> None:
-    first = NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT
-
-    change = after(in_doubt(first), Unknown("reset", HOUR))
-
-    assert isinstance(change, MarkUncertain)
-    assert change.reason == "reset; the service may forget its key before another attempt"
-
-
-@pytest.mark.parametrize(
-    ("deliveries", "ceiling"),
-    [
-        (0, SECOND),
-        (1, SECOND),
-        (2, 2 * SECOND),
-        (5, 16 * SECOND),
-        (10, 512 * SECOND),
-        (11, BACKOFF_MAX),
-        (1_000_000, BACKOFF_MAX),
-    ],
-)
-def test_backoff_doubles_with_each_delivery_up_to_its_cap_less_jitter(deliveries: int, ceiling: timedelta) -> None:
-    assert backoff(deliveries, 0) == timedelta(0)
-    assert backoff(deliveries, 0.5) == ceiling / 2
-    assert 0.99 * ceiling < backoff(deliveries, 0.999) < ceiling
-
-
-def test_backoff_begins_with_a_second_and_is_capped_at_ten_minutes() -> None:
-    assert BACKOFF_FIRST == SECOND
-    assert BACKOFF_MAX == 10 * MINUTE
-
-
-@pytest.mark.parametrize("jitter", [0, 0.5, 0.999])
-def test_a_retry_waits_for_the_backoff_of_its_deliveries(jitter: float) -> None:
-    change = after(fresh(deliveries=7), Deferred("busy"), jitter=jitter)
-
-    assert isinstance(change, Retry)
-    assert change.delay == backoff(7, jitter)
-
-
-# --- admit: whether a claimed entry may be sent at all
-
-
-@EVERY_SERVICE
-def test_what_was_never_possibly_sent_is_sent(memory: Memory) -> None:
-    assert admit(fresh(), memory, NOW) is None
-
-
-@EVERY_SERVICE_WITH_KEYS
-def test_what_may_have_been_sent_is_sent_again_inside_the_window(memory: Memory) -> None:
-    assert admit(in_doubt(), memory, NOW) is None
-
-
-@pytest.mark.parametrize(
-    ("since", "sent"),
-    [
-        (NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT, True),
-        (NOW - (WINDOW - TIMEOUT - MARGIN), False),
-        (NOW - WINDOW, False),
-        (NOW - 99 * WINDOW, False),
-    ],
-    ids=["just inside", "at its end", "the window itself", "long past"],
-)
-def test_the_window_ends_a_timeout_and_a_margin_early(since: datetime, sent: bool) -> None:
-    change = admit(in_doubt(since), KEYS, NOW)
-
-    assert (change is None) == sent
-    if change is not None:
-        assert isinstance(change, MarkUncertain)
-        assert (change.attempts, change.maybe_sent, change.in_doubt_since) == (1, True, since)
-
-
-def test_a_window_of_forever_never_passes() -> None:
-    assert admit(in_doubt(datetime(1970, 1, 1, tzinfo=UTC)), FOREVER_KEYS, NOW) is None
-
-
-def test_without_doubt_there_is_no_window() -> None:
-    assert admit(fresh(first_leased_at=NOW - 99 * WINDOW, leased_at=NOW - 99 * WINDOW), KEYS, NOW) is None
-
-
-def test_a_crashed_sender_leaves_an_entry_without_keys_uncertain() -> None:
-    change = admit(in_doubt(), NO_KEYS, NOW)
-
-    assert isinstance(change, MarkUncertain)
-    assert change == MarkUncertain(change.reason, attempts=1, maybe_sent=True, in_doubt_since=NOW - MINUTE)
-    assert change.reason == "its sender crashed, and the service keeps no keys"
-
-
-def test_a_crashed_sender_is_followed_by_another_under_at_least_once() -> None:
-    assert admit(in_doubt(NOW - 99 * DAY), NO_KEYS_AT_LEAST_ONCE, NOW) is None
-
-
-@EVERY_SERVICE
-def test_expired_leases_use_up_the_allowed_attempts(memory: Memory) -> None:
-    """A payload that kills its process ends too: each lease that ran out counted as an attempt."""
-    change = admit(in_doubt(attempts=memory.attempts_max), memory, NOW)
-
-    assert isinstance(change, MarkUncertain)
-    assert change.attempts == memory.attempts_max
-
-
-def test_sent_too_often_without_doubt_is_failed() -> None:
-    """When `attempts_max` was lowered: nothing of it can have happened."""
-    change = admit(fresh(attempts=3), Memory(window=WINDOW, attempts_max=3), NOW)
-
-    assert change == Settle("failed", attempts=3, reason="no answer in 3 attempts")
-
-
-# --- the window by itself
-
-
-def test_the_window_allows_for_the_time_of_a_send_and_for_the_clocks() -> None:
-    assert last_safe_send(NOW, KEYS) == NOW + WINDOW - TIMEOUT - MARGIN
-    assert last_safe_send(NOW, FOREVER_KEYS) is None
-    assert last_safe_send(NOW, NO_KEYS) is None
-    assert last_safe_send(None, KEYS) is None
-
-
-def test_an_answer_may_come_a_timeout_after_the_last_safe_send() -> None:
-    assert remembered(NOW - (WINDOW - MARGIN) + INSTANT, KEYS, NOW)
-    assert not remembered(NOW - (WINDOW - MARGIN), KEYS, NOW)
-    assert remembered(datetime(1970, 1, 1, tzinfo=UTC), FOREVER_KEYS, NOW)
-
-
-# --- whatever comes
-
-DURATIONS = st.sampled_from([timedelta(0), INSTANT, SECOND, MINUTE, HOUR, DAY, 4 * DAY]) | st.timedeltas(
-    timedelta(0), timedelta(days=30)
-)
-RETRY_AFTERS = st.none() | st.timedeltas()
-OUTCOMES = st.one_of(
-    st.builds(Delivered),
-    st.builds(Rejected, st.just("no"), st.booleans()),
-    st.builds(KeyConflict, st.just("other")),
-    st.builds(Deferred, st.just("busy"), RETRY_AFTERS),
-    st.builds(InProgress, RETRY_AFTERS),
-    st.builds(Unknown, st.just("reset"), RETRY_AFTERS, st.booleans()),
-)
-MEMORIES = st.builds(
-    Memory,
-    window=st.sampled_from([None, FOREVER, HOUR, DAY]),
-    at_least_once=st.booleans(),
-    attempts_max=st.integers(1, 5),
-    age_max=DURATIONS.filter(bool),
-)
-
-
-@st.composite
-def entries(draw: st.DrawFn) -> ClaimedEntry:
-    leased_at = NOW - draw(DURATIONS)
-    since = draw(st.none() | DURATIONS.map(lambda before: leased_at - before))
-    return fresh(
-        first_leased_at=leased_at - draw(DURATIONS),
-        leased_at=leased_at,
-        deliveries=draw(st.integers(1, 99)),
-        attempts=draw(st.integers(0, 6)),
-        maybe_sent=since is not None,
-        in_doubt_since=since,
-    )
-
-
-@settings(max_examples=100)
-@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, exclude_max=True))
-def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
-    entry: ClaimedEntry, outcome: Outcome, memory: Memory, jitter: float
-) -> None:
-    change = decide(entry, outcome, memory, NOW, jitter)
-
-    match change:
-        case Retry():
-            last = last_safe_send(change.in_doubt_since, memory)
-            assert timedelta(0) <= change.delay <= entry.first_leased_at + memory.age_max - NOW
-            assert last is None or NOW + change.delay < last
-            assert change.attempts < memory.attempts_max or isinstance(outcome, Deferred)
-            assert change.maybe_sent == (change.in_doubt_since is not None)
-        case MarkUncertain():
-            assert change.maybe_sent
-            assert change.in_doubt_since is not None
-        case Settle(state="failed") if entry.maybe_sent:
-            assert isinstance(outcome, Rejected)
-            assert outcome.conclusive
-        case Settle(state="delivered"):
-            assert isinstance(outcome, Delivered)

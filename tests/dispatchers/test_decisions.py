@@ -1,9 +1,6 @@
 """Operator decisions: on record under a name, refused where it could be untrue, carried out by a dispatcher."""
 
 import json
-import threading
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,34 +8,17 @@ import pytest
 import sqlalchemy as sa
 from support.callbacks import Shop
 from support.database import TABLES, Database
-from support.entries import (
-    HOUR,
-    age,
-    change,
-    claim,
-    claim_one,
-    put_one,
-    queue_row,
-    run_once,
-    settle,
-    settlement_row,
-    state,
-    wait_for,
-)
+from support.decisions import MAYBE_SENT, decide, history, in_doubt, uncertain
+from support.entries import HOUR, age, change, claim, put_one, queue_row, run_once, settlement_row, state
 
 import outbox
-from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.store.database import DatabaseStore
-from dispatchers.stored_outcome import read_outcome
-from dispatchers.time_limits import Window
-from dispatchers.transitions import MarkUncertain
-from outbox.keys import derive_tag, encode_native, key_fields
 from outbox.sql.dialect import clock
 from outbox.times import NEVER
 
-DAY = 24 * HOUR
 KNOWN = "its outcome is recorded as delivered, and only its callback is due"
 
 
@@ -46,36 +26,6 @@ KNOWN = "its outcome is recorded as delivered, and only its callback is due"
 def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Shop:
     """The app with callbacks on a Session, and on an AsyncSession."""
     return Shop(database, ob, is_async=request.param == "async")
-
-
-def decide(database: Database, what: Callable[..., None], id: UUID, *verdict: str, **settings: Any) -> None:
-    with database.engine.begin() as connection:
-        what(connection, TABLES, id, *verdict, **{"actor": "ada", "reason": "looked at it", **settings})
-
-
-def history(database: Database, id: UUID) -> list[tuple[str, str | None, str | None]]:
-    return [(row.kind, row.actor, row.reason) for row in database.rows(TABLES.event) if row.entry_id == id]
-
-
-# --- entries in every state
-
-
-def uncertain(database: Database, ob: outbox.Outbox, outcome: Outcome | None = None, **settings: Any) -> UUID:
-    """An entry that may have happened: by default one whose sender got no answer from a service that keeps no keys."""
-    id = put_one(database, ob, **settings)
-    adapter = MemoryAdapter([outcome or Unknown("no answer")], window=None)
-    run_once(database, ob, adapters={"crm": adapter})
-    assert state(database, id) == "uncertain"
-    return id
-
-
-def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
-    """An entry that may have happened under a key which the service still knows, and whose answer it does not."""
-    id = put_one(database, ob, parent="invoice:42")
-    store = DatabaseStore(database.engine, ob.configuration)
-    claimed = claim_one(store, forms={"crm": "native"})
-    settle(store, (claimed, MarkUncertain("an operator must look", 1, True, claimed.leased_at)))
-    return id
 
 
 def in_state(name: str, database: Database, ob: outbox.Outbox) -> UUID:
@@ -112,10 +62,8 @@ BEING_SENT = "a send or a status lookup is in flight; try again when it has ende
 ENDED = "it has ended, and that is final"
 SUSPENDED = r"it is suspended \(a clone\): `release` it first"
 LOOKUP_FIRST = "it may have happened: check with the service, then `resolve` it"
-MAYBE_SENT = "it may have been sent, so it cannot be cancelled"
 NOT_SUSPENDED = "it is not suspended"
 UNCERTAIN_ONLY = "only an uncertain entry can be resolved"
-
 ALLOWED: list[tuple[Any, str]] = [
     (decisions.retry, "pending"),
     (decisions.retry, "retry"),
@@ -126,7 +74,6 @@ ALLOWED: list[tuple[Any, str]] = [
     (resolve, "uncertain"),
     (decisions.release, "suspended"),
 ]
-
 REFUSED: list[tuple[Any, str, str, str]] = [
     (decisions.retry, "sending", "sending", BEING_SENT),
     (decisions.retry, "uncertain", "uncertain", LOOKUP_FIRST),
@@ -291,187 +238,6 @@ def test_a_cancellation_that_no_adapter_serves_stays_pending(database: Database,
     assert (state(database, id), queue_row(database, id).deliveries) == ("pending", 0)
 
 
-# --- send again
-
-
-def send_again(database: Database, ob: outbox.Outbox, id: UUID, adapter: MemoryAdapter) -> Any:
-    """Decide so, and let a dispatcher take note; the row as it then waits."""
-    decide(database, decisions.resolve, id, "send_again")
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    return queue_row(database, id)
-
-
-def later_key(database: Database, ob: outbox.Outbox, epoch: int) -> str:
-    entry = database.entries[0]
-    fields = key_fields("test", outbox.ParentKey(entry.parent), entry.operation, entry.discriminator)
-    return encode_native(derive_tag(ob.configuration.keyring, "k1", fields, epoch))
-
-
-@pytest.mark.parametrize("window", [DAY, FOREVER])
-def test_inside_the_window_it_is_sent_again_under_the_same_key(
-    database: Database, ob: outbox.Outbox, window: Window
-) -> None:
-    id = in_doubt(database, ob)
-    doubt = queue_row(database, id).in_doubt_since
-    adapter = MemoryAdapter(window=window)
-
-    row = send_again(database, ob, id, adapter)
-    assert (row.state, row.key_epoch, row.attempts, row.maybe_sent, row.in_doubt_since) == (
-        "pending",
-        0,
-        0,
-        True,
-        doubt,
-    )
-    age(database, HOUR)
-    run_once(database, ob, adapters={"crm": adapter})
-
-    assert [delivery.key for delivery in adapter.deliveries] == [ob.child_key("invoice:42", "crm.upsert")]
-    assert (state(database, id), settlement_row(database, id).key_epoch) == ("delivered", 0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "window", "aged"),
-    [
-        (None, DAY, DAY),
-        (None, DAY, DAY - timedelta(seconds=70)),  # the fencing delay would outlast what is left of it
-        (KeyConflict("other"), FOREVER, timedelta(0)),
-        (Unknown("500", final=True), FOREVER, timedelta(0)),
-        (None, None, timedelta(0)),
-    ],
-    ids=["past the window", "nearly past", "another request is stored", "an answer is stored", "no keys"],
-)
-def test_where_the_same_key_is_worth_nothing_the_next_epoch_is_really_sent(
-    database: Database, ob: outbox.Outbox, answer: Outcome | None, window: Window, aged: timedelta
-) -> None:
-    id = in_doubt(database, ob) if answer is None else uncertain(database, ob, answer, parent="invoice:42")
-    age(database, aged)
-    adapter = MemoryAdapter(window=window)
-
-    row = send_again(database, ob, id, adapter)
-    assert (row.state, row.key_epoch, row.attempts, row.maybe_sent, row.in_doubt_since) == ("pending", 1, 0, True, None)
-    age(database, HOUR)
-    run_once(database, ob, adapters={"crm": adapter})
-
-    (delivery,) = adapter.deliveries
-    assert delivery.key == later_key(database, ob, 1) != ob.child_key("invoice:42", "crm.upsert")
-    assert (delivery.attempt, state(database, id), settlement_row(database, id).key_epoch) == (1, "delivered", 1)
-
-
-def test_the_key_of_epoch_one_is_the_one_in_the_documentation(database: Database) -> None:
-    prod = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="prod")
-    parent = outbox.ParentKey("8e03978e-40d5-43e8-bc93-6894a57f9324", scope="acct_1", source="http")
-    id = put_one(database, prod, "stripe.payment_intents.create", parent=parent)
-    adapter = MemoryAdapter([KeyConflict("other")])
-    for _ in range(3):
-        run_once(database, prod, adapters={"stripe": adapter})
-        age(database, HOUR)
-        if state(database, id) == "uncertain":
-            decide(database, decisions.resolve, id, "send_again")
-    age(database, HOUR)
-    run_once(database, prod, adapters={"stripe": adapter})
-
-    keys = [delivery.key for delivery in adapter.deliveries]  # docs/keys.md, its first vector and that one's epoch 1
-    assert keys == ["ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ", "ck1_0WP0qKVUWerrxcJoC-o5Cw7TIxISsOs3"]
-
-
-def test_it_waits_until_no_earlier_sender_can_be_at_work(database: Database, ob: outbox.Outbox) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter()
-
-    send_again(database, ob, id, adapter)
-
-    age(database, timedelta(seconds=60))  # the lease is over, the margin is not
-    assert run_once(database, ob, adapters={"crm": adapter}) == 0
-    age(database, timedelta(seconds=5))
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    assert len(adapter.deliveries) == 1
-
-
-def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: Database, ob: outbox.Outbox) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter()
-    send_again(database, ob, id, adapter)
-
-    with pytest.raises(outbox.DecisionRefused, match="once no earlier send can still be in flight"):
-        decide(database, decisions.retry, id)
-
-    assert run_once(database, ob, adapters={"crm": adapter}) == 0
-    assert adapter.deliveries == []
-
-
-@pytest.mark.parametrize("conclusive", [False, True])
-def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_get_one_more(
-    database: Database, ob: outbox.Outbox, conclusive: bool
-) -> None:
-    id = uncertain(database, ob, KeyConflict("other"))
-    adapter = MemoryAdapter([Rejected("declined", conclusive=conclusive)])
-    send_again(database, ob, id, adapter)
-    age(database, HOUR)
-
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    assert state(database, id) == "uncertain"
-
-    row = send_again(database, ob, id, adapter)
-    assert row.key_epoch == (2 if conclusive else 1), "a stored answer would only be repeated"
-
-
-@pytest.mark.parametrize(("conclusive", "ends"), [(False, "uncertain"), (True, "failed")])
-def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
-    database: Database, ob: outbox.Outbox, conclusive: bool, ends: str
-) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter([Rejected("bad request", conclusive=conclusive)], window=DAY)
-    send_again(database, ob, id, adapter)
-    age(database, HOUR)
-
-    run_once(database, ob, adapters={"crm": adapter})
-
-    assert state(database, id) == ends
-
-
-def test_its_attempts_and_its_age_are_counted_again(database: Database, ob: outbox.Outbox) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter([Unknown("no answer")] * 3)
-    adapter.attempts_max, adapter.age_max = 2, 3 * HOUR
-    age(database, 2 * HOUR)
-    send_again(database, ob, id, adapter)
-
-    found = []
-    for _ in range(2):
-        age(database, 2 * HOUR)
-        run_once(database, ob, adapters={"crm": adapter})
-        found.append((state(database, id), queue_row(database, id).attempts))
-
-    assert found == [("retry", 1), ("uncertain", 2)]
-    assert [delivery.attempt for delivery in adapter.deliveries] == [1, 2]
-
-
-def test_a_new_epoch_may_go_out_in_another_form(database: Database, ob: outbox.Outbox) -> None:
-    same, new = in_doubt(database, ob), uncertain(database, ob, KeyConflict("other"), destination="eu")
-    adapter = MemoryAdapter()
-    adapter.pinned = "version=2"
-    for id in (same, new):
-        decide(database, decisions.resolve, id, "send_again")
-    assert run_once(database, ob, adapters={"crm": adapter}) == 2
-    age(database, HOUR)
-
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-
-    assert [delivery.id for delivery in adapter.deliveries] == [new]
-    assert (state(database, same), queue_row(database, same).sent_as) == ("retry", "native")
-
-
-def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.Outbox) -> None:
-    id = uncertain(database, ob)
-    send_again(database, ob, id, MemoryAdapter())
-
-    with database.begin() as session:
-        assert not ob.cancel(session, id)
-    with pytest.raises(outbox.DecisionRefused, match=MAYBE_SENT):
-        decide(database, decisions.cancel, id)
-
-
 # --- what is suspended
 
 
@@ -518,66 +284,3 @@ def test_a_blocked_group_is_released_and_that_is_on_record(database: Database) -
         database.engine.begin() as connection,
     ):
         decisions.release_group(connection, TABLES, "acct_1", actor="ada")
-
-
-# --- races
-
-
-def waiting_for_a_lock(database: Database) -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    with database.new_engine().connect() as connection:
-        return connection.scalar(sa.text(query)) or 0
-
-
-def test_of_two_who_decide_at_once_the_second_sees_what_the_first_did(postgresql: Database, ob: outbox.Outbox) -> None:
-    id = uncertain(postgresql, ob)
-    first = postgresql.engine.connect()
-    first.begin()
-    decisions.resolve(first, TABLES, id, "did_not_happen", actor="bob", reason="not in the list")
-
-    second = threading.Thread(target=decide, args=(postgresql, decisions.resolve, id, "happened"))
-    second.start()
-    wait_for(lambda: not second.is_alive() or waiting_for_a_lock(postgresql), "the second to meet the first's lock")
-    first.commit()
-    first.close()
-    second.join()
-
-    assert read_outcome(queue_row(postgresql, id).outcome).known.state == "delivered"  # type: ignore[union-attr]
-    assert [reason for kind, _, reason in history(postgresql, id) if kind == "decision"] == [
-        "did_not_happen: not in the list",
-        "happened: looked at it",
-    ]
-
-
-def test_a_claim_passes_over_what_an_operator_is_deciding(postgresql: Database, ob: outbox.Outbox) -> None:
-    deciding, other = put_one(postgresql, ob), put_one(postgresql, ob)
-    adapter = MemoryAdapter()
-
-    with postgresql.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, deciding, actor="ada")
-        assert run_once(postgresql.new_engine(), ob, adapters={"crm": adapter}) == 1
-    assert run_once(postgresql, ob, adapters={"crm": adapter}) == 1
-
-    assert [delivery.id for delivery in adapter.deliveries] == [other]
-    assert state(postgresql, deciding) == "cancelled"
-
-
-def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
-    sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = put_one(sqlite, ob)
-    store = DatabaseStore(sqlite.engine, ob.configuration)
-    refresh = decisions._require
-
-    def look_and_be_late(*arguments: Any) -> None:
-        refresh(*arguments)
-        claim(store)  # between the look and the write: SQLite, unprepared, has no lock on what was only read
-
-    monkeypatch.setattr(decisions, "_require", look_and_be_late)
-    with (
-        pytest.raises(outbox.DecisionRefused, match="has just changed: show it again"),
-        sqlite.unprepared_engine().begin() as connection,
-    ):
-        decisions.cancel(connection, TABLES, id, actor="ada")
-
-    assert (state(sqlite, id), queue_row(sqlite, id).outcome) == ("sending", None)

@@ -1,13 +1,10 @@
-"""The failover guard on both databases: stored identities, remembered ones, files, and what a suspension prevents."""
+"""The failover guard on both databases: stored identities, remembered ones, and what a suspension prevents."""
 
 import asyncio
-import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,18 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database
-from support.entries import (
-    claim,
-    claim_one,
-    dispatcher,
-    put,
-    put_one,
-    run_once,
-    settle,
-    state,
-    states,
-    until_true,
-)
+from support.entries import claim, claim_one, dispatcher, put, put_one, run_once, settle, state, states, until_true
 
 import outbox
 from dispatchers import database_identity
@@ -37,7 +23,7 @@ from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Release, Retry, Settle
-from outbox.errors import ConfigurationError, DecisionRefused, Suspended
+from outbox.errors import DecisionRefused, Suspended
 
 META = TABLES.meta
 LATER = timedelta(minutes=5)
@@ -347,88 +333,3 @@ def test_a_dispatcher_at_work_stays_up_while_suspended_and_then_resumes(
     asyncio.run(main())
 
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
-
-
-# --- the file
-
-
-def test_the_identity_outside_the_database_is_remembered_across_processes(
-    database: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    identity = tmp_path / "mark.json"
-    run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
-    stored = json.loads(identity.read_text())
-    database.execute(sa.delete(META))
-
-    with pytest.raises(Suspended, match="the database has no identity, although identity 1 of "):
-        run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=str(identity))
-
-    assert stored["environment"] == "test"
-    assert list(tmp_path.glob("mark*")) == [identity]
-
-
-def test_the_file_is_written_although_adapters_occupy_the_loops_threads(
-    sqlite: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    """As lookups of host names do while a name server hangs."""
-    released = threading.Event()
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as threads:
-            loop.set_default_executor(threads)
-            hanging = loop.run_in_executor(None, released.wait)
-            working = dispatcher(sqlite, ob, adapters={"crm": MemoryAdapter()}, identity_file=tmp_path / "mark.json")
-            try:
-                async with asyncio.timeout(60):
-                    await working.run_once()
-            finally:
-                released.set()
-                await hanging
-                await working.close()
-
-    asyncio.run(main())
-
-    assert (tmp_path / "mark.json").exists()
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"checked_at": 5}', "\udce4"], ids=repr)
-def test_an_identity_file_without_an_identity_is_refused_at_the_start(
-    content: str, database: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    identity = tmp_path / "mark"
-    identity.write_text(content, errors="surrogateescape")
-
-    with pytest.raises(ConfigurationError) as caught:
-        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
-
-    assert str(caught.value).startswith(f"identity file {str(identity)!r} holds no database identity (")
-    assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it again")
-
-
-def test_an_identity_file_in_a_missing_folder_is_refused_at_the_start(
-    database: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    identity = tmp_path / "gone" / "mark"
-
-    with pytest.raises(ConfigurationError) as caught:
-        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
-
-    assert (
-        str(caught.value)
-        == f"identity file {str(identity)!r}: folder {str(identity.parent)!r} does not exist or is not writable"
-    )
-
-
-def test_an_unwritable_identity_file_is_reported_and_the_work_continues(
-    database: Database, ob: outbox.Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    identity = tmp_path / "folder" / "mark"
-    identity.parent.mkdir()
-    put_one(database, ob)
-    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
-    identity.parent.rmdir()
-
-    assert asyncio.run(working.run_once()) == 1
-
-    assert f"cannot write the database identity file {identity}: No such file or directory" in caplog.text

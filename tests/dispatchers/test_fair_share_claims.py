@@ -2,30 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.database import TABLES, Database
-from support.entries import (
-    HOUR,
-    age,
-    change,
-    claim,
-    claim_at_once,
-    claim_request,
-    put_one,
-    queue_row,
-    quota,
-    run_once,
-    settle,
-)
+from support.entries import HOUR, age, change, claim, put_one, queue_row, quota, run_once, settle
+from support.fair_share import MOMENT, Bench, numbers
 from support.ordering import OrderedService, put_in_group, send_all
 
 import outbox
@@ -33,15 +17,13 @@ from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause
 from dispatchers.flow_control import fair_share
-from dispatchers.store import claims_plain, claims_postgresql
+from dispatchers.store import claims_plain
 from dispatchers.store import fair_share as store_fair_share
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import ClaimedEntry, Retry, Settle
+from dispatchers.transitions import Retry
 from outbox.times import NEVER
 
-MOMENT = timedelta(microseconds=1)
 RING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
-numbers = iter(range(1_000_000_000))
 
 
 @pytest.fixture
@@ -53,46 +35,6 @@ def ob() -> outbox.Outbox:
 def unfair() -> outbox.Outbox:
     """The app before the destination was declared fair."""
     return outbox.Outbox(RING, env="test")
-
-
-@dataclass
-class Bench:
-    """A database with its store, and the outbox that fills it. of: whose each entry is."""
-
-    database: Database
-    ob: outbox.Outbox
-    store: DatabaseStore = field(init=False)
-    of: dict[UUID, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.store = DatabaseStore(self.database.engine, self.ob.configuration)
-
-    def put(self, scope: str, *, ob: outbox.Outbox | None = None, **given: Any) -> UUID:
-        parent = outbox.ParentKey(f"order:{next(numbers)}", scope=scope)
-        id = put_one(self.database, ob or self.ob, parent=parent, **given)
-        self.of[id] = scope
-        return id
-
-    def flood(self, scope: str, count: int, **given: Any) -> list[UUID]:
-        """Many entries that are alike, but for a microsecond each by which they are due earlier than the one before."""
-        first = self.put(scope, **given)
-        (entry,) = (row._asdict() for row in self.database.entries if row.id == first)
-        row = queue_row(self.database, first)._asdict()
-        ids = [uuid4() for _ in range(count - 1)]
-        rows = [row | {"id": id, "due_at": row["due_at"] - n * MOMENT} for n, id in enumerate(ids, start=1)]
-        if rows:
-            with self.database.engine.begin() as connection:
-                connection.execute(sa.insert(TABLES.entry), [entry | {"id": id} for id in ids])
-                connection.execute(sa.insert(TABLES.queue), rows)
-        self.of |= dict.fromkeys(ids, scope)
-        return [first, *ids]
-
-    def claim(self, permits: int, **given: Any) -> Counter[str]:
-        """How many entries of each scope a claim brings."""
-        return self.counted(claim(self.store, quota(permits=permits), **given))
-
-    def counted(self, entries: Sequence[ClaimedEntry]) -> Counter[str]:
-        return Counter(self.of[entry.id] for entry in entries)
 
 
 @pytest.fixture
@@ -363,72 +305,6 @@ def test_switched_off_again_everything_is_sent_the_oldest_first(bench: Bench, un
 
     assert bench.claim(16) == {"big": 16}
     assert bench.claim(16) == {"big": 4, "small": 1, "new": 1}
-
-
-# --- nothing is lost
-
-
-def test_claimers_at_once_never_get_the_same_entry_and_leave_none(postgresql: Database, ob: outbox.Outbox) -> None:
-    bench = Bench(postgresql, ob)
-    ids = bench.flood("big", 150)
-    for number in range(50):
-        ids.append(bench.put(f"tenant {number % 12}"))
-
-    taken = [entry.id for entry in claim_at_once(postgresql, ob, permits=7)]
-
-    assert sorted(taken) == sorted(ids)
-    assert {row.deliveries for row in postgresql.queue} == {1}
-
-
-def test_an_uncommitted_claim_keeps_from_others_only_what_it_takes(postgresql: Database, ob: outbox.Outbox) -> None:
-    bench = Bench(postgresql, ob)
-    for scope in ("ada", "ben"):
-        bench.flood(scope, 2)
-
-    with postgresql.engine.begin() as connection:
-        first = claims_postgresql.claim(
-            connection, TABLES, claim_request(quota(permits=2)), fair_share.FairCursor({"crm"})
-        )
-        assert bench.counted(first) == {"ada": 1, "ben": 1}
-        assert bench.claim(2) == {"ada": 1, "ben": 1}
-
-
-@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
-    request: pytest.FixtureRequest, ob: outbox.Outbox, unfair: outbox.Outbox, kind: str
-) -> None:
-    bench = Bench(request.getfixturevalue(kind), ob)
-
-    @settings(max_examples=12, deadline=None)
-    @given(
-        waiting=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 20), min_size=1),
-        untold=st.integers(0, 10),
-        permits=st.lists(st.integers(1, 12), min_size=1, max_size=12),
-    )
-    def share_and_drain(waiting: dict[str, int], untold: int, permits: list[int]) -> None:
-        for table in (TABLES.entry, TABLES.queue):
-            bench.database.execute(table.delete())
-        bench.store = DatabaseStore(bench.database.engine, ob.configuration)  # no scope's turn is known
-        left = Counter(waiting)
-        for scope, count in waiting.items():
-            bench.flood(scope, count)
-        if untold:
-            left["untold"] = untold
-            bench.flood("untold", untold, ob=unfair)
-        claims = iter(permits)
-        while left.total():
-            most = next(claims, 12)
-            claimed = claim(bench.store, quota(permits=most))
-            got = bench.counted(claimed)
-            assert 0 < got.total() <= most
-            assert got <= left
-            for scope in +left - Counter({"untold": left["untold"]}):
-                assert got[scope] >= min(left[scope], most // len(+left)) or left.total() <= most
-            left -= got
-            settle(bench.store, *((entry, Settle("delivered", 1)) for entry in claimed))
-
-    share_and_drain()
-    assert bench.database.queue == []
 
 
 # --- the whole dispatcher

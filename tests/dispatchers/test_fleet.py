@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,32 +16,16 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.orm import Session
-from support.database import TABLES, Database
-from support.entries import HOUR, Blocking, daemon, put, states, until_true, wait_for, write_factory
+from support.database import Database
+from support.entries import Blocking, daemon, put, states, until_true, write_factory
+from support.fleet import TICK, Slow, delivered, fleet, run_until, urls, write
 from support.relays import Relay, relay
 
 import outbox
-from dispatchers import (
-    Breaker,
-    Deferred,
-    Delivered,
-    Delivery,
-    Fleet,
-    Limits,
-    Operations,
-    Outcome,
-    Settlement,
-    Unknown,
-)
+from dispatchers import Delivered, Delivery, Fleet, Operations, Outcome, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause, resume
-from dispatchers.process.databases_file import read_databases
 from dispatchers.store.watchdog import DatabaseSilent
 from dispatchers.telemetry import prometheus
-from outbox.errors import ConfigurationError
-from outbox.hints import hint_at_once
-
-TICK = timedelta(milliseconds=20)
 
 
 @pytest.fixture
@@ -51,53 +34,6 @@ def databases(copies: Any) -> Iterator[list[Database]]:
     yield taken
     for each in taken:
         copies.give_back(each)
-
-
-def urls(databases: list[Database]) -> dict[str, sa.URL]:
-    return {f"shard{number}": each.url for number, each in enumerate(databases)}
-
-
-def fleet(named: Any, ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> Fleet:
-    return Fleet(named, adapters={"crm": adapter}, outbox=ob, **{"poll": TICK, **settings})
-
-
-def run_until(working: Fleet, condition: Callable[[], object], *also: Callable[[], Any]) -> None:
-    """Let the fleet work until the condition is true, then let it drain. also: coroutine functions that run meanwhile."""
-
-    async def main() -> None:
-        stopping = asyncio.Event()
-        pump = asyncio.create_task(working.pump(stopping))
-        try:
-            for each in also:
-                await each()
-            await until_true(lambda: bool(condition()) or pump.done())
-        finally:
-            stopping.set()
-            await pump
-
-    asyncio.run(main())
-
-
-def delivered(databases: list[Database], count: int) -> Callable[[], bool]:
-    return lambda: all(states(each)["delivered"] == count for each in databases)
-
-
-class Slow(MemoryAdapter):
-    """Counts the sends at a time, and closes only once."""
-
-    def __init__(self, seconds: float = 0.01) -> None:
-        super().__init__()
-        self.seconds, self.now, self.most, self.closed = seconds, 0, 0, 0
-
-    async def send(self, delivery: Delivery) -> Outcome:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        await asyncio.sleep(self.seconds)
-        self.now -= 1
-        return await super().send(delivery)
-
-    async def aclose(self) -> None:
-        self.closed += 1
 
 
 def test_it_sends_the_entries_of_every_database(databases: list[Database], ob: outbox.Outbox) -> None:
@@ -109,46 +45,6 @@ def test_it_sends_the_entries_of_every_database(databases: list[Database], ob: o
     assert {delivery.id for delivery in service.deliveries} == put_ids
     assert len(service.deliveries) == 60
     assert service.closed == 1
-
-
-@pytest.mark.parametrize(
-    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(concurrency_in_all=4)}}, {"in_flight_max": 4}]
-)
-def test_the_concurrency_holds_over_all_databases(
-    databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
-) -> None:
-    for each in databases:
-        put(each, ob, count=20)
-    service = Slow()
-
-    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases, 20))
-
-    assert service.most == 4
-    assert len(service.deliveries) == 60
-
-
-@pytest.mark.parametrize(
-    "limits", [{"concurrency": 1}, {"concurrency": 4}, {"limits": {"crm": Limits(rate=100, burst=1)}}]
-)
-def test_a_long_queue_leaves_the_other_databases_their_share(
-    databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
-) -> None:
-    for each, count in zip(databases, (300, 40, 40), strict=True):
-        put(each, ob, count=count)
-    service = Slow()
-
-    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 40))
-
-    assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 40, and claims ahead come to it
-
-
-def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[Database], ob: outbox.Outbox) -> None:
-    put(databases[1], ob, count=60)
-    service = Slow(0.05)
-
-    run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 60))
-
-    assert service.most == 6
 
 
 def test_ordering_groups_of_each_database_are_sent_in_order(databases: list[Database], ob: outbox.Outbox) -> None:
@@ -185,102 +81,6 @@ def test_a_callback_commits_in_the_database_of_its_entry(databases: list[Databas
     run_until(working, delivered(databases, 20))
 
     assert [Counter(each.operations()) for each in databases] == [{"crm.upsert": 10, "crm.follow_up": 10}] * 3
-
-
-def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox.Outbox) -> None:
-    for each in databases:
-        put(each, ob, count=20)
-    service, sent = MemoryAdapter(), list[float]()
-
-    async def send(delivery: Delivery) -> Outcome:
-        sent.append(asyncio.get_running_loop().time())
-        return Delivered()
-
-    service.send = send  # type: ignore[method-assign]
-    run_until(fleet(urls(databases), ob, service, limits={"crm": Limits(rate=50, burst=5)}), delivered(databases, 20))
-
-    for begin in range(len(sent) - 20):  # any 20 sends in a row take at least the time of 14, apart from the burst
-        assert sent[begin + 20] - sent[begin] >= (20 - 6) / 50 * 0.9
-
-
-def until_all_have_asked_again(databases: list[Database], ob: outbox.Outbox, mail: MemoryAdapter) -> Callable[[], bool]:
-    """Whether a later entry of each database was sent to another destination: then all have claimed since."""
-    for each in databases:
-        put(each, ob, "mail.send")
-    return lambda: len(mail.deliveries) == len(databases)
-
-
-def test_failures_in_several_databases_open_one_breaker(databases: list[Database], ob: outbox.Outbox) -> None:
-    for each in databases:
-        put(each, ob, count=20)
-    sends: list[Delivery] = []
-
-    class Broken(MemoryAdapter):
-        async def send(self, delivery: Delivery) -> Outcome:
-            sends.append(delivery)
-            return Unknown("no answer")
-
-    async def then() -> None:
-        await until_true(lambda: len(sends) >= 6)
-        await until_true(until_all_have_asked_again(databases, ob, mail))
-
-    mail = MemoryAdapter()
-    limits = {"crm": Limits(concurrency=2, breaker=Breaker(failures=6, wait=HOUR, wait_max=HOUR))}
-    working = Fleet(urls(databases), adapters={"crm": Broken(), "mail": mail}, outbox=ob, poll=TICK, limits=limits)
-    run_until(working, lambda: True, then)
-
-    assert 6 <= len(sends) <= 7  # one may have been in flight
-
-
-def test_a_cooldown_that_one_database_meets_holds_for_all(databases: list[Database], ob: outbox.Outbox) -> None:
-    put(databases[0], ob)
-    calls: list[Delivery] = []
-
-    class Busy(MemoryAdapter):
-        async def send(self, delivery: Delivery) -> Outcome:
-            calls.append(delivery)
-            return Deferred("busy", after=HOUR, cooldown=True)
-
-    async def then() -> None:
-        await until_true(lambda: calls)
-        for each in databases:
-            put(each, ob, count=5)
-        await until_true(until_all_have_asked_again(databases, ob, mail))
-
-    mail = MemoryAdapter()
-    working = Fleet(urls(databases), adapters={"crm": Busy(), "mail": mail}, outbox=ob, poll=TICK)
-    run_until(working, lambda: True, then)
-
-    assert len(calls) == 1
-
-
-def test_a_pause_in_one_database_holds_for_all(
-    databases: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-
-    def decide(decision: Callable[..., object]) -> None:
-        with databases[1].engine.begin() as connection:
-            decision(connection, TABLES, "crm", actor="ada")
-        hint_at_once(databases[1].engine, None, "outbox_")
-
-    async def pause_and_resume() -> None:
-        await until_true(lambda: all(each.rows(TABLES.dispatcher) for each in databases))
-        decide(pause)
-        await until_true(lambda: caplog.text.count("'crm' paused by an operator") == 3)
-        for each in databases:
-            put(each, ob, count=5)
-        decide(resume)
-        await until_true(lambda: caplog.text.count("'crm' resumed") == 3)
-
-    class Logging(MemoryAdapter):
-        async def send(self, delivery: Delivery) -> Outcome:
-            logging.info("sent crm")
-            return await super().send(delivery)
-
-    run_until(fleet(urls(databases), ob, Logging()), delivered(databases, 5), pause_and_resume)
-
-    assert caplog.text.index("'crm' resumed") < caplog.text.index("sent crm")
 
 
 # --- databases that do not work
@@ -490,98 +290,3 @@ def test_metrics_have_the_database_as_a_label(
     assert seen[0].keys() == {"shard0", "shard1", "shard2"}
     assert by_database("outbox_unsettled") == {}  # a database that is not served has no levels
     assert by_database("outbox_claimed_total").keys() == seen[0].keys()
-
-
-# --- the file
-
-
-FLEET = """
-from support.entries import FileService
-
-def make():
-    return Fleet(adapters={"crm": FileService(here)}, outbox=ob, poll=timedelta(seconds=0.05))
-"""
-
-
-def write(path: Path, databases: dict[str, sa.URL]) -> None:
-    lines = [f"{name} = {url.render_as_string(hide_password=False)}" for name, url in databases.items()]
-    path.write_text("\n".join(["# the shards", "", *lines]))
-
-
-def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: outbox.Outbox, tmp_path: Path) -> None:
-    write_factory(tmp_path, FLEET)
-    path, named = tmp_path / "databases.conf", urls(databases)
-    write(path, {name: named[name] for name in ("shard0", "shard1")})
-    for each in databases:
-        put(each, ob)
-
-    with daemon(tmp_path, databases[0].url, "factory:make", "--databases", str(path)) as process:
-        wait_for(delivered(databases[:2], 1), "the first two", workers=[process])
-        write(path, {name: named[name] for name in ("shard1", "shard2")})
-        process.process.send_signal(signal.SIGHUP)
-        wait_for(delivered(databases[2:], 1), "the third", workers=[process])
-        wait_for(lambda: not databases[0].rows(TABLES.dispatcher), "the end of the first", workers=[process])
-        put(databases[0], ob)
-
-        path.write_text("shard1 = postgresql://user:secret@/x\nshard1 = sqlite://\n")
-        process.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "databases.conf, line 2: the name 'shard1' is there twice" in process.output, "the error")
-        put(databases[1], ob)
-        wait_for(delivered(databases[1:2], 2), "the last one", workers=[process])
-        process.terminate()
-        assert process.wait() == 0, process.output
-
-    assert states(databases[0]) == {"delivered": 1, "pending": 1}
-    assert "outbox.daemon [shard2]: started: " in process.output
-    assert "secret" not in process.output
-    assert "Traceback" not in process.output
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("shard", "write `name = url`"),
-        ("shard =", "write `name = url`"),
-        ("a b = sqlite:///x.db", "'a b' is not a name"),
-        ("shard = mysql://secret@host/x", "the outbox runs on"),
-        ("shard = secret", "needs a SQLAlchemy URL"),
-        ("shard = postgresql+asyncpg://u:secret@host/x", "is asynchronous"),
-        ("first = sqlite:///other.db", "the name 'first' is there twice"),
-        ("shard = sqlite:///one.db", "'shard' is the same database as 'first'"),
-    ],
-)
-def test_a_wrong_line_is_named_without_its_url(tmp_path: Path, line: str, says: str) -> None:
-    path = tmp_path / "databases.conf"
-    path.write_text(f"# comment\nfirst = sqlite:///one.db\n\n{line}\n")
-
-    with pytest.raises(ConfigurationError, match=re.escape(f"{path}, line 4: ") + f".*{re.escape(says)}") as raised:
-        read_databases(path)
-
-    assert "secret" not in str(raised.value)
-
-
-def test_a_url_may_contain_the_signs_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "databases.conf"
-    path.write_text("tenant-a.eu=postgresql+psycopg://u:p%23=1@h/db?application_name=x#y")
-
-    (url,) = read_databases(path).values()
-
-    assert url.password == "p#=1"
-
-
-@pytest.mark.parametrize("url", ["mariadb+pymysql://u@/x?unix_socket=/run/", "postgresql+psycopg://?service=shard"])
-def test_databases_of_two_sockets_or_services_are_two(tmp_path: Path, url: str) -> None:
-    path = tmp_path / "databases.conf"
-    path.write_text("".join(f"shard{number} = {url}{number}\n" for number in range(2)), encoding="utf-8-sig")
-
-    assert len(read_databases(path)) == 2
-
-
-def test_a_file_that_names_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "databases.conf"
-
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-        read_databases(path)
-    path.write_text("# none\n")
-    with pytest.raises(ConfigurationError, match="names no database"):
-        read_databases(path)

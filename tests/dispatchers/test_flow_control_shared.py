@@ -17,69 +17,36 @@ from support.database import TABLES, Database, statements_of
 from support.entries import (
     HOUR,
     age,
-    change,
     claim_request,
     dispatcher,
     pumping,
     put,
     put_one,
-    queue_row,
     quota,
     run_once,
-    settlement_row,
-    state,
     states,
     until_true,
 )
-from support.lookups import awaiting_lookup
+from support.flow_control import (
+    DAY,
+    FRAGILE,
+    LASTING,
+    MINUTE,
+    ONE_AT_A_TIME,
+    Crm,
+    crm_row,
+    decide,
+    news,
+    untouched,
+    work,
+)
 
 import outbox
-from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
+from dispatchers import Deferred, Delivered, Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
-from dispatchers.delivery import Finding
-from dispatchers.flow_control.state import FlowUpdate, News
+from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.protocol import Exchange, Survey
-from outbox.sql.dialect import clock_plus
-from outbox.times import NEVER
-
-MINUTE = timedelta(minutes=1)
-DAY = timedelta(days=1)
-LASTING = Breaker(wait=HOUR, wait_max=DAY)  # longer than any machine takes for a test
-FRAGILE = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=DAY))}
-ONE_AT_A_TIME = {"crm": Limits(concurrency=1)}
-
-
-class Crm(MemoryAdapter):
-    """Answers every delivery alike, with the last given answer."""
-
-    def __init__(self, answer: Outcome) -> None:
-        super().__init__(lambda delivery: self.answer)
-        self.answer = answer
-
-
-def crm_row(database: Database) -> Any:
-    (row,) = (row for row in database.rows(TABLES.destination) if row.name == "crm")
-    return row
-
-
-def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -> int:
-    """One round of a dispatcher of its own; returns how many entries the service was sent by it."""
-    before = len(adapter.deliveries)
-    run_once(database.new_engine(), ob, adapters={"crm": adapter}, **settings)
-    return len(adapter.deliveries) - before
-
-
-def untouched(database: Database) -> list[Any]:
-    """The entries that show no trace of a claim."""
-    return [row for row in database.queue if (row.state, row.deliveries, row.attempts) == ("pending", 0, 0)]
-
-
-def decide(database: Database, decision: Any, name: str = "crm", reason: str | None = None) -> None:
-    with database.engine.begin() as connection:
-        decision(connection, TABLES, name, actor="ada", reason=reason)
-
 
 # --- cooldown
 
@@ -147,128 +114,6 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
     assert len(untouched(database)) == 1
 
 
-def news(reported: dict[str, News], **settings: Any) -> FlowUpdate:
-    return FlowUpdate(**{"news": reported, "decided": frozenset(), "limits": {}} | settings)
-
-
-# --- the breaker
-
-
-def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency=1, breaker=LASTING)}
-    put(database, ob, count=10)
-    crm = Crm(Unknown("HTTP 500"))
-
-    for _ in range(2):
-        store = DatabaseStore(database.new_engine(), ob.configuration)
-        asyncio.run(store.exchange([], claim_request(quota("nobody"), flow_update=news({"crm": News(failures=4)}))))
-
-    assert crm_row(database).breaker_failures == 8
-    assert work(database, ob, crm, limits=limits) == 2
-    assert crm_row(database).breaker == "open"
-    assert work(database, ob, crm, limits=limits) == 0
-    assert len(untouched(database)) == 8
-
-
-def test_an_answer_closes_the_count_before_the_breaker_opens(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=8)
-    bad = Unknown("HTTP 500")
-
-    work(database, ob, MemoryAdapter([bad, bad, Delivered(), bad, bad, Delivered()]), limits=FRAGILE)
-
-    assert states(database) == {"delivered": 4, "retry": 4}
-    assert crm_row(database).breaker_failures == 0
-
-
-def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=20)
-    work(database, ob, Crm(Unknown("HTTP 500")), limits=FRAGILE)
-    age(database, 2 * HOUR)
-    stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(6)]
-    barrier = Barrier(len(stores))
-
-    def probe(store: DatabaseStore) -> Exchange:
-        asyncio.run(store.survey())  # connected, so that all come at once
-        request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})))
-        barrier.wait()
-        return asyncio.run(store.exchange([], request))
-
-    with ThreadPoolExecutor(len(stores)) as threads:
-        exchanges = list(threads.map(probe, stores))
-
-    (entry,) = (entry for exchange in exchanges for entry in exchange.claimed)
-    assert (crm_row(database).breaker, crm_row(database).breaker_token) == ("half_open", entry.lease_token)
-
-
-def test_a_probe_that_gets_through_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=20)
-    crm = Crm(Unknown("HTTP 500"))
-    assert work(database, ob, crm, limits=FRAGILE) == 3
-    assert work(database, ob, crm, limits=FRAGILE) == 0
-    age(database, 2 * HOUR)
-    crm.answer = Delivered()
-
-    assert work(database, ob, crm, limits=FRAGILE) == 20
-
-    assert states(database) == {"delivered": 20}
-    assert (crm_row(database).breaker, crm_row(database).breaker_failures) == ("closed", 0)
-
-
-def test_a_probe_that_fails_shuts_it_for_longer(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=20)
-    crm = Crm(Unknown("HTTP 500"))
-    work(database, ob, crm, limits=FRAGILE)
-
-    age(database, HOUR)
-    assert [work(database, ob, crm, limits=FRAGILE) for _ in range(2)] == [1, 0]
-    age(database, HOUR)
-    assert work(database, ob, crm, limits=FRAGILE) == 0
-    age(database, HOUR)
-    assert work(database, ob, crm, limits=FRAGILE) == 1
-
-
-def test_a_dead_dispatchers_probe_goes_to_another_when_its_lease_ends(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=5)
-    crm = Crm(Unknown("HTTP 500"))
-    work(database, ob, crm, limits=FRAGILE)
-    age(database, 2 * HOUR)
-    dead = DatabaseStore(database.new_engine(), ob.configuration)
-    request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})), lease=HOUR)
-    (probe,) = asyncio.run(dead.exchange([], request)).claimed
-    crm.answer = Delivered()
-
-    assert work(database, ob, crm, limits=FRAGILE) == 0
-    age(database, HOUR + MINUTE)
-    assert work(database, ob, crm, limits=FRAGILE) == 5
-
-    assert states(database) == {"delivered": 5}
-    assert settlement_row(database, probe.id).deliveries >= 2
-    late = News(failures=1, probe=probe.lease_token, passed=False)
-    asyncio.run(dead.exchange([], claim_request(quota("nobody"), flow_update=news({"crm": late}))))
-    assert crm_row(database).breaker == "closed"
-
-
-def test_a_probe_that_no_adapter_here_can_send_leaves_its_place(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=5)
-    crm = Crm(Unknown("HTTP 500"))
-    work(database, ob, crm, limits=FRAGILE)
-    age(database, 2 * HOUR)
-    strange = put_one(database, ob, "unserved.operation", destination="crm")
-    change(database, strange, due_at=clock_plus(-3 * HOUR))  # it is the first
-    crm.answer = Delivered()
-
-    assert work(database, ob, crm, limits=FRAGILE) == 5
-
-    row = queue_row(database, strange)
-    assert (row.state, row.deliveries) == ("pending", 0)
-
-
-def test_without_a_breaker_a_broken_service_is_asked_again_and_again(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=30)
-
-    assert work(database, ob, Crm(Unknown("HTTP 500")), limits={"crm": Limits(breaker=None)}) == 30
-
-
 # --- the rate
 
 
@@ -313,121 +158,6 @@ def test_a_dispatcher_resumes_when_its_rate_allows_without_its_poll(database: Da
     asyncio.run(pumping(working, lambda: len(crm.deliveries) == 6))
 
     assert states(database) == {"delivered": 6}
-
-
-# --- pauses
-
-
-def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=3)
-    put(database, ob, "mail.send")
-    crm, mail = Crm(Delivered()), MemoryAdapter()
-    decide(database, pause, reason="they asked us to")
-
-    for _ in range(2):
-        run_once(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
-
-    assert (len(crm.deliveries), len(mail.deliveries)) == (0, 1)
-    assert len(untouched(database)) == 3
-    decide(database, resume)
-    assert work(database, ob, crm) == 3
-
-
-def test_running_dispatchers_obey_a_pause_and_its_end(database: Database, ob: outbox.Outbox) -> None:
-    crm, mail = Crm(Delivered()), MemoryAdapter()
-
-    async def main() -> None:
-        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
-        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 3))
-        put(database, ob)
-        await until_true(lambda: len(crm.deliveries) == 1)
-        decide(database, pause)
-        put(database, ob, count=2)
-        put(database, ob, "mail.send")
-        await until_true(lambda: len(mail.deliveries) == 1)
-        assert len(crm.deliveries) == 1
-        decide(database, resume)
-        await pump
-
-    asyncio.run(main())
-
-
-def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    crm = Crm(Deferred("busy"))
-    work(database, ob, crm)
-    decide(database, pause)
-    age(database, 10 * DAY)  # 3 are allowed
-    decide(database, resume)
-
-    assert work(database, ob, crm) == 1
-
-    assert state(database, id) == "retry"
-    age(database, 4 * DAY)
-    work(database, ob, crm)
-    assert state(database, id) == "failed"
-
-
-def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(database: Database, ob: outbox.Outbox) -> None:
-    """A dispatcher that has just started, and whose first read of the flow states is slow."""
-    id = put_one(database, ob)
-    crm = Crm(Deferred("busy"))
-    work(database, ob, crm)
-    decide(database, pause)
-    age(database, 10 * DAY)  # 3 are allowed
-    decide(database, resume)
-
-    async def main() -> None:
-        answered = asyncio.Event()
-
-        class Slow(DatabaseStore):
-            async def survey(self) -> Survey:
-                await answered.wait()
-                return await super().survey()
-
-        store = Slow(database.new_engine(), ob.configuration)
-        working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
-        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 2))
-        await asyncio.sleep(0.2)  # time enough for the other claim loop to claim
-        assert len(crm.deliveries) == 1
-        answered.set()
-        await pump
-
-    asyncio.run(main())
-
-    assert state(database, id) == "retry"
-
-
-@pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
-def test_what_awaits_a_lookup_does_not_age_either_while_it_is_paused(
-    database: Database, ob: outbox.Outbox, found: Finding
-) -> None:
-    id, service = awaiting_lookup(database, ob, "request", finds=[found])
-    decide(database, pause)
-    age(database, 10 * DAY)
-    decide(database, resume)
-
-    run_once(database, ob, adapters={"crm": service})
-
-    row = queue_row(database, id)
-    assert row.state == ("pending" if isinstance(found, Absent) else "uncertain")
-    assert row.due_at < NEVER  # it is sent again, or looked up
-
-
-def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=5)
-    crm = Crm(Unknown("HTTP 500"))
-    work(database, ob, crm, limits=FRAGILE)
-    crm.answer = Deferred("HTTP 429", HOUR, cooldown=True)
-    age(database, 2 * HOUR)
-    work(database, ob, crm, limits=FRAGILE)
-    crm.answer = Delivered()
-
-    decide(database, resume)
-
-    age(database, MINUTE)  # the entries' own backoff
-    assert work(database, ob, crm) == 4
-    assert crm_row(database).breaker == "closed"
 
 
 # --- whom it costs nothing
@@ -515,21 +245,6 @@ def test_a_small_tenants_own_destination_is_served_beside_anothers_backlog(
 
 
 # --- what is reported of it
-
-
-def test_a_probe_that_settles_with_its_callback_opens_the_way_too(database: Database, ob: outbox.Outbox) -> None:
-    effects = Operations()
-    effects.on_settled("crm")(lambda session, settlement: None)
-    put(database, ob, count=5)
-    crm = Crm(Unknown("HTTP 500"))
-    settings: Any = {"adapters": {"crm": crm}, "include": [effects], "limits": FRAGILE}
-    run_once(database.new_engine(), ob, **settings)
-    age(database, 2 * HOUR)
-    crm.answer = Delivered()
-
-    asyncio.run(
-        pumping(dispatcher(database.new_engine(), ob, **settings), lambda: states(database) == {"delivered": 5})
-    )
 
 
 def test_the_log_says_what_stops_a_destination_and_when_it_resumes(

@@ -1,10 +1,14 @@
 """What the tests of callbacks share: one callback in a Session or an AsyncSession, and stores that break while it runs."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
+from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -13,9 +17,10 @@ import outbox
 from dispatchers import Dispatcher, Operations
 from dispatchers.callbacks import Calls, Settlement
 from dispatchers.store.database import DatabaseStore
+from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, End
 from support.database import Database, Order
-from support.entries import dispatcher
+from support.entries import dispatcher, queue_row
 
 Work = Callable[[Session, Settlement], object]
 
@@ -112,3 +117,29 @@ class Gate:
         for thread in threading.enumerate():
             if thread.name == "outbox-callback":
                 thread.join(60)
+
+
+def failing(shop: Shop, error: BaseException, times: int = 1) -> Callable[[Session, Settlement], None]:
+    """Pays as it should, then raises; after `times` times it does not raise any more. A call whose statements end with a
+    conflict does not count: it has not raised.
+    """
+    paid = count()  # not the length of what was seen: callbacks of several threads may all have seen more by then
+
+    def work(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        session.flush()
+        if next(paid) < times:
+            raise error
+
+    return work
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def kept(database: Database, id: UUID) -> Any:
+    """What the queue's row knows of the entry."""
+    row = queue_row(database, id)
+    assert (row.lease_token, row.lease_until) == (None, None)
+    return read_outcome(row.outcome).known

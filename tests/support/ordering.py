@@ -75,3 +75,8 @@ def states_of(database: Database, ids: Sequence[UUID]) -> list[str]:
 def blocked(database: Database) -> dict[str, UUID]:
     """The entry that blocks each blocked group."""
     return {row.ordering_key: row.entry_id for row in database.rows(TABLES.blocked_group)}
+
+
+def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **settings: Any) -> None:
+    with database.engine.begin() as connection:
+        decision(connection, TABLES, id, *arguments, actor="bob", reason="looked", **settings)

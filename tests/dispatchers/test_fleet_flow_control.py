@@ -1,0 +1,161 @@
+"""A fleet's flow control: its concurrency, rate, breaker, cooldown and pause hold over all of its databases."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.database import TABLES, Database
+from support.entries import HOUR, put, states, until_true
+from support.fleet import TICK, Slow, delivered, fleet, run_until, urls
+
+import outbox
+from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, Outcome, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import pause, resume
+from outbox.hints import hint_at_once
+
+
+@pytest.fixture
+def databases(copies: Any) -> Iterator[list[Database]]:
+    taken = [copies.take() for _ in range(3)]
+    yield taken
+    for each in taken:
+        copies.give_back(each)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(concurrency_in_all=4)}}, {"in_flight_max": 4}]
+)
+def test_the_concurrency_holds_over_all_databases(
+    databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
+) -> None:
+    for each in databases:
+        put(each, ob, count=20)
+    service = Slow()
+
+    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases, 20))
+
+    assert service.most == 4
+    assert len(service.deliveries) == 60
+
+
+@pytest.mark.parametrize(
+    "limits", [{"concurrency": 1}, {"concurrency": 4}, {"limits": {"crm": Limits(rate=100, burst=1)}}]
+)
+def test_a_long_queue_leaves_the_other_databases_their_share(
+    databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
+) -> None:
+    for each, count in zip(databases, (300, 40, 40), strict=True):
+        put(each, ob, count=count)
+    service = Slow()
+
+    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 40))
+
+    assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 40, and claims ahead come to it
+
+
+def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[Database], ob: outbox.Outbox) -> None:
+    put(databases[1], ob, count=60)
+    service = Slow(0.05)
+
+    run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 60))
+
+    assert service.most == 6
+
+
+def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox.Outbox) -> None:
+    for each in databases:
+        put(each, ob, count=20)
+    service, sent = MemoryAdapter(), list[float]()
+
+    async def send(delivery: Delivery) -> Outcome:
+        sent.append(asyncio.get_running_loop().time())
+        return Delivered()
+
+    service.send = send  # type: ignore[method-assign]
+    run_until(fleet(urls(databases), ob, service, limits={"crm": Limits(rate=50, burst=5)}), delivered(databases, 20))
+
+    for begin in range(len(sent) - 20):  # any 20 sends in a row take at least the time of 14, apart from the burst
+        assert sent[begin + 20] - sent[begin] >= (20 - 6) / 50 * 0.9
+
+
+def until_all_have_asked_again(databases: list[Database], ob: outbox.Outbox, mail: MemoryAdapter) -> Callable[[], bool]:
+    """Whether a later entry of each database was sent to another destination: then all have claimed since."""
+    for each in databases:
+        put(each, ob, "mail.send")
+    return lambda: len(mail.deliveries) == len(databases)
+
+
+def test_failures_in_several_databases_open_one_breaker(databases: list[Database], ob: outbox.Outbox) -> None:
+    for each in databases:
+        put(each, ob, count=20)
+    sends: list[Delivery] = []
+
+    class Broken(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            sends.append(delivery)
+            return Unknown("no answer")
+
+    async def then() -> None:
+        await until_true(lambda: len(sends) >= 6)
+        await until_true(until_all_have_asked_again(databases, ob, mail))
+
+    mail = MemoryAdapter()
+    limits = {"crm": Limits(concurrency=2, breaker=Breaker(failures=6, wait=HOUR, wait_max=HOUR))}
+    working = Fleet(urls(databases), adapters={"crm": Broken(), "mail": mail}, outbox=ob, poll=TICK, limits=limits)
+    run_until(working, lambda: True, then)
+
+    assert 6 <= len(sends) <= 7  # one may have been in flight
+
+
+def test_a_cooldown_that_one_database_meets_holds_for_all(databases: list[Database], ob: outbox.Outbox) -> None:
+    put(databases[0], ob)
+    calls: list[Delivery] = []
+
+    class Busy(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            calls.append(delivery)
+            return Deferred("busy", after=HOUR, cooldown=True)
+
+    async def then() -> None:
+        await until_true(lambda: calls)
+        for each in databases:
+            put(each, ob, count=5)
+        await until_true(until_all_have_asked_again(databases, ob, mail))
+
+    mail = MemoryAdapter()
+    working = Fleet(urls(databases), adapters={"crm": Busy(), "mail": mail}, outbox=ob, poll=TICK)
+    run_until(working, lambda: True, then)
+
+    assert len(calls) == 1
+
+
+def test_a_pause_in_one_database_holds_for_all(
+    databases: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def decide(decision: Callable[..., object]) -> None:
+        with databases[1].engine.begin() as connection:
+            decision(connection, TABLES, "crm", actor="ada")
+        hint_at_once(databases[1].engine, None, "outbox_")
+
+    async def pause_and_resume() -> None:
+        await until_true(lambda: all(each.rows(TABLES.dispatcher) for each in databases))
+        decide(pause)
+        await until_true(lambda: caplog.text.count("'crm' paused by an operator") == 3)
+        for each in databases:
+            put(each, ob, count=5)
+        decide(resume)
+        await until_true(lambda: caplog.text.count("'crm' resumed") == 3)
+
+    class Logging(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            logging.info("sent crm")
+            return await super().send(delivery)
+
+    run_until(fleet(urls(databases), ob, Logging()), delivered(databases, 5), pause_and_resume)
+
+    assert caplog.text.index("'crm' resumed") < caplog.text.index("sent crm")
