@@ -24,6 +24,7 @@ from outbox.errors import ConfigurationError
 
 KEY = "ck1_a"
 DIES_BEFORE_IT_SETTLES = """
+from dispatchers.adapters import DbosAdapter
 from dispatchers.testing.failpoints import failpoint
 
 dying = failpoint("settle.before")

@@ -20,6 +20,7 @@ from dispatchers.adapters import RestateAdapter
 from outbox.errors import ConfigurationError
 
 DIES_BEFORE_IT_SETTLES = """
+from dispatchers.adapters import RestateAdapter
 from dispatchers.testing.failpoints import failpoint
 
 dying = failpoint("settle.before")

@@ -23,6 +23,7 @@ from outbox.errors import ConfigurationError
 WEEK = timedelta(days=7)
 KEY = "ck1_a"
 DIES_BEFORE_IT_SETTLES = """
+from dispatchers.adapters import TemporalAdapter
 from dispatchers.testing.failpoints import failpoint
 
 dying = failpoint("settle.before")

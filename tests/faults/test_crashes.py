@@ -166,7 +166,7 @@ def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> Non
     assert {id for id, state in state_of.items() if state == "cancelled"} == cancelled
     assert found["delivered"] > 0.75 * sum(found.values())  # a tenth is declined, and up to a tenth cancelled
     assert found["failed"] > 0.05 * sum(found.values())
-    assert found["uncertain"] < 0.06 * sum(found.values())
+    assert found["uncertain"] < 0.1 * sum(found.values())  # a fiftieth, by chance up to six of a hundred
     assert broken_rules(database) == {}
 
 

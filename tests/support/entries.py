@@ -213,8 +213,10 @@ async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float
 
 async def until_true(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  # what it waits for is in a database
-            await asyncio.sleep(0.005)
+        for pause in pauses():
+            if condition():
+                return
+            await asyncio.sleep(pause)
 
 
 async def claims_again(database: Database, ob: outbox.Outbox, *services: MemoryAdapter) -> None:
@@ -275,7 +277,7 @@ from pathlib import Path
 
 import outbox
 from dispatchers import *
-from dispatchers.adapters import *
+from dispatchers.adapters import HttpAdapter, MemoryAdapter, SmtpAdapter, StripeAdapter
 
 ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
 here = Path(__file__).parent
@@ -340,13 +342,22 @@ def write_factory(directory: Path, body: str, name: str = "factory") -> None:
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60, workers: Sequence[Daemon] = ()) -> Any:
     """Poll for something that other processes do; fails after `seconds`, or when one of the workers has ended."""
     latest = time.monotonic() + seconds
+    longer = pauses()
     while not (found := condition()):
         over = time.monotonic() > latest or any(worker.process.poll() is not None for worker in workers)
         if over and not (found := condition()):
             output = "\n".join(worker.output[-2000:] for worker in workers)
             raise AssertionError(f"timed out waiting for {what}\n{output}")
-        time.sleep(0.01)
+        time.sleep(next(longer))
     return found
+
+
+def pauses() -> Iterator[float]:
+    """The seconds between two looks at what is waited for, ever longer: each look takes CPU time from the others."""
+    pause = 0.005
+    while True:
+        yield pause
+        pause = min(pause * 1.2, 0.1)
 
 
 # --- a remote service that outlives its callers, and callers that do not live long
