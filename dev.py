@@ -110,7 +110,8 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     if command not in COMMANDS or (command in ("check", "docs", "env") and rest):
-        return usage_error()
+        print(__doc__, file=sys.stderr)
+        return 2
     os.chdir(ROOT)
     environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
     make_environment(environment)
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
         kills = "support.broker_pair" if "--broker" in rest else "support.crash"
         modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
         modules["galera"] = "support.galera_chaos" if "--chaos" in rest else "support.galera_cluster"
-        return run("python", "-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
+        become_python("-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
     if command == "lock":
         return lock(rest)
     if command == "docs":
@@ -136,11 +137,6 @@ def main(arguments: Sequence[str]) -> int:
         with temporary_files_in_memory():
             return max(run_checks(), run_pytest(*rest)) if rest else run_all()
     return 0 if command == "env" else run_checks()
-
-
-def usage_error(text: str = "") -> int:
-    print(f"{text or __doc__}", file=sys.stderr)
-    return 2
 
 
 # --- the environment
@@ -269,8 +265,9 @@ def lock(arguments: Sequence[str]) -> int:
 # --- what runs in it
 
 
-def become_python(*arguments: str, environment: Environment = WHOLE) -> NoReturn:
-    os.execve(environment.python, [str(environment.python), *arguments], inside(environment))
+def become_python(*arguments: str, environment: Environment = WHOLE, **variables: str) -> NoReturn:
+    """A child would be killed a moment after Ctrl-C, before it has stopped its servers and removed its files."""
+    os.execve(environment.python, [str(environment.python), *arguments], {**inside(environment), **variables})
 
 
 def inside(environment: Environment = WHOLE) -> dict[str, str]:
@@ -284,8 +281,8 @@ def inside(environment: Environment = WHOLE) -> dict[str, str]:
     return variables
 
 
-def run(program: str, *arguments: str, **variables: str) -> int:
-    return subprocess.run([str(PYTHON.parent / program), *arguments], env={**inside(), **variables}).returncode
+def run(program: str, *arguments: str) -> int:
+    return subprocess.run([str(PYTHON.parent / program), *arguments], env=inside()).returncode
 
 
 def run_all() -> int:

@@ -25,7 +25,7 @@ from outbox import migrations
 from outbox.keys import Tag, encode_native
 from outbox.sql.engines import engine_of
 from support.database import TABLES
-from support.galera_cluster import Cluster, Node, missing_part, running_cluster, wait_until
+from support.galera_cluster import Cluster, Node, end_on_signals, missing_part, running_cluster, wait_until
 
 OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
 GROUPS = 8  # for each app; every second entry is in one
@@ -235,6 +235,7 @@ def main(arguments: Sequence[str]) -> int:
     if (missing := missing_part()) is not None:
         print(f"a Galera cluster needs {missing}, which is not installed here", file=sys.stderr)
         return 1
+    end_on_signals()
     with running_cluster() as cluster:
         print(chaos(cluster, options.entries, [FAULTS[number % len(FAULTS)] for number in range(options.faults)]))
     return 0

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from support.free_ports import free_ports
 from support.freezing import freeze
-from support.mariadb_server import FAST, SERVERS, missing_program
+from support.mariadb_server import FAST, SERVERS, install, missing_program
 
 PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
 GROUP = {
@@ -153,7 +153,7 @@ class Cluster:
     def start(self, database: str) -> None:
         """Start the first node, and let the others copy it."""
         first, *others = self.nodes
-        _install(first)
+        install(first.data, ["--user=mysql"] if _is_root() else [], **_inside(first.folder))
         first.start(is_first=True)
         first.until_synced()
         first.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
@@ -195,7 +195,7 @@ def running_cluster(database: str = "shop") -> Iterator[Cluster]:
         place = Path(folder)
         place.chmod(0o755)  # the servers may run as another user than this process
         cluster = Cluster(place)
-        if _as_its_user():
+        if _is_root():
             shutil.chown(place, "mysql")
         try:
             cluster.start(database)
@@ -216,24 +216,20 @@ def wait_until(condition: Callable[[], bool], what: str, seconds_max: float = SE
         time.sleep(SLEEP)
 
 
-def _install(node: Node) -> None:
-    user = ["--user=mysql"] if _as_its_user() else []
-    made = ["mariadb-install-db", "--no-defaults", *user, f"--datadir={node.data}", "--skip-test-db"]
-    subprocess.run(
-        [*made, "--auth-root-authentication-method=normal"], check=True, capture_output=True, **_inside(node.folder)
-    )
-
-
 def _make_folder(data: Path) -> None:
     data.mkdir(mode=0o700)
-    if _as_its_user():
+    if _is_root():
         shutil.chown(data, "mysql", "mysql")
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
 
 
 def _as_its_user() -> list[str]:
     """A server of root would receive another node's files as a user who may not write them. Linux ends the server with us."""
     ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
-    if os.geteuid() != 0:
+    if not _is_root():
         return ends_with_us if shutil.which("setpriv") else []
     pwd.getpwnam("mysql")  # Debian's package makes it
     return [*ends_with_us, "--reuid=mysql", "--regid=mysql", "--clear-groups"]
@@ -254,17 +250,24 @@ def _provider() -> str | None:
     return next((path for path in PROVIDERS if Path(path).exists()), None)
 
 
+def end_on_signals() -> None:
+    """Let SIGTERM and a closed terminal do what Ctrl-C does: the nodes and their folder are removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
 def main(arguments: Sequence[str]) -> int:
     argparse.ArgumentParser(prog="dev.py galera", description=__doc__).parse_args(arguments)
     if (missing := missing_part()) is not None:
         print(f"a Galera cluster needs {missing}, which is not installed here", file=sys.stderr)
         return 1
-    print("starting three nodes ...", flush=True)
-    with running_cluster() as cluster:
-        for url in cluster.urls("shop"):
-            print(f"    {url.render_as_string()}")
-        print("Ctrl-C stops and removes them", flush=True)
-        with suppress(KeyboardInterrupt):
+    end_on_signals()
+    with suppress(KeyboardInterrupt):
+        print("starting three nodes ...", flush=True)
+        with running_cluster() as cluster:
+            for url in cluster.urls("shop"):
+                print(f"    {url.render_as_string()}")
+            print("Ctrl-C stops and removes them", flush=True)
             signal.pause()
     return 0
 

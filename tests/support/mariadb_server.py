@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -34,6 +36,23 @@ def missing_program() -> str | None:
     return None if shutil.which("mariadb-install-db") else "mariadb-install-db"
 
 
+def install(data: Path, user: Sequence[str], **settings: Any) -> None:
+    """Write the files of a new server. user: the option that names the server's user, if any. settings: of the process."""
+    program = ["mariadb-install-db", "--no-defaults", *user, f"--datadir={data}", "--skip-test-db"]
+    program.append("--auth-root-authentication-method=normal")
+    with TemporaryFile() as output:
+        settings |= {"stdout": output, "stderr": output, "start_new_session": True}
+        with subprocess.Popen(program, **settings) as installing:
+            try:
+                status = installing.wait()
+            except BaseException:
+                os.killpg(installing.pid, signal.SIGKILL)  # the server that the script has started, too
+                raise
+        if status:
+            output.seek(0)
+            raise RuntimeError(f"mariadb-install-db failed: {output.read().decode(errors='replace')[-2000:]}")
+
+
 @contextmanager
 def temporary_mariadb() -> Iterator[sa.URL]:
     """Run a MariaDB for the length of the block. Its superuser is root, without a password. If the process is killed, Linux ends
@@ -42,8 +61,7 @@ def temporary_mariadb() -> Iterator[sa.URL]:
     user = ["--user=root"] if os.geteuid() == 0 else []
     with TemporaryDirectory(prefix="mariadb") as folder:
         data, socket = Path(folder, "data"), Path(folder, "socket")
-        made = ["mariadb-install-db", "--no-defaults", *user, f"--datadir={data}", "--skip-test-db"]
-        subprocess.run([*made, "--auth-root-authentication-method=normal"], check=True, capture_output=True, cwd=folder)
+        install(data, user, cwd=folder)
         log = Path(folder, "log")
         server = [str(_server()), "--no-defaults", *user, f"--datadir={data}", f"--socket={socket}", *FAST]
         ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
