@@ -5,6 +5,7 @@ then takes the plain statements, as on SQLite. Where they would skip rows that a
 of two transactions commit, and ends the other with SQLSTATE 40001.
 """
 
+from contextlib import suppress
 from typing import Any, cast
 
 from sqlalchemy.dialects.postgresql.asyncpg import PGCompiler_asyncpg, PGDialect_asyncpg
@@ -60,3 +61,7 @@ class PortableAsyncpg(_Portable, PGDialect_asyncpg):
 
     statement_compiler = _AsyncpgCompiler
     supports_statement_cache = True
+
+    async def setup_asyncpg_json_codec(self, conn: Any) -> None:
+        with suppress(ValueError):  # CockroachDB has the type `jsonb` only, so asyncpg finds no `json`
+            await super().setup_asyncpg_json_codec(conn)  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy

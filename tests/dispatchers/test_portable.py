@@ -1,5 +1,6 @@
 """The portable mode, on PostgreSQL at SERIALIZABLE: what it may not send, who wins a claim, and conflicts at every statement."""
 
+import asyncio
 import signal
 import threading
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from support.cli_runner import SECRET_TEXT, refused, succeeded
 from support.concurrency import CONFLICT, conflict_at, retold
@@ -145,6 +147,32 @@ def test_a_cockroachdb_before_26_3_is_refused_in_this_mode_too(portable: Databas
     refusal = pytest.raises(outbox.ConfigurationError, match=r"the server is CockroachDB v26\.2\.1")
     with calling_itself(portable.url, **named) as url, refusal:
         migrations.upgrade(url, prefix="new_")
+
+
+def test_asyncpg_connects_where_the_type_json_does_not_exist(
+    portable: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CockroachDB, which has only `jsonb`."""
+    asyncpg, decoded = pytest.importorskip("asyncpg"), []
+    set_type_codec = asyncpg.Connection.set_type_codec
+
+    async def set_known_codec(connection: Any, type: str, **codec: Any) -> None:
+        if type == "json":
+            raise ValueError("unknown type: pg_catalog.json")
+        decoded.append(type)
+        await set_type_codec(connection, type, **codec)
+
+    async def select_one() -> int | None:
+        engine = create_async_engine(portable.url.set(drivername="portable+asyncpg"))
+        async with engine.connect() as connection:
+            found: int | None = await connection.scalar(sa.text("SELECT 1"))
+        await engine.dispose()
+        return found
+
+    monkeypatch.setattr(asyncpg.Connection, "set_type_codec", set_known_codec)
+
+    assert asyncio.run(select_one()) == 1
+    assert decoded == ["jsonb"]
 
 
 # --- who wins
