@@ -1,6 +1,8 @@
 """What a database has of the outbox: its revision, and what it lacks."""
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select, text
+from collections.abc import Collection
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, bindparam, func, inspect, select, text
 
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.migrations.scripts import head
@@ -102,14 +104,13 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
     tables = [*defined.metadata.tables.values()]
     if connection.dialect.name in ("mariadb", "portable"):
         tables.append(key_lock(defined))
-    existing = inspector.get_multi_columns(schema=schema, filter_names=[table.name for table in tables])
+    existing = _columns_of(connection, schema, [table.name for table in tables])
     missing = []
     for table in tables:
-        columns = existing.get((schema, table.name))
-        if columns is None:
+        names = existing.get(table.name)
+        if names is None:
             missing.append(f"table {table.name}")
         else:
-            names = {column["name"] for column in columns}
             missing += [f"column {table.name}.{column.name}" for column in table.columns if column.name not in names]
     if connection.dialect.name == "postgresql":
         if not inspector.has_sequence(f"{prefix}position", schema=schema):
@@ -118,6 +119,23 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
             if connection.scalar(select(func.to_regprocedure(function.signature))) is None:
                 missing.append(f"function {prefix}{name}")
     return missing
+
+
+def _columns_of(connection: Connection, schema: str | None, names: Collection[str]) -> dict[str, set[str]]:
+    """The names of the columns of each of these tables that exists."""
+    if connection.dialect.name != "portable":
+        reflected = inspect(connection).get_multi_columns(schema=schema, filter_names=[*names])
+        return {name: {column["name"] for column in columns} for (_, name), columns in reflected.items()}
+    # SQLAlchemy also asks for types, defaults and sequences, in catalogs where CockroachDB differs.
+    schemas = "ANY (current_schemas(false))" if schema is None else ":schema"
+    asked = text(
+        "SELECT table_name, column_name FROM information_schema.columns"
+        f" WHERE table_schema = {schemas} AND table_name IN :names"
+    ).bindparams(bindparam("names", expanding=True))
+    found: dict[str, set[str]] = {}
+    for table_name, column_name in connection.execute(asked, {"schema": schema, "names": [*names]}):
+        found.setdefault(table_name, set()).add(column_name)
+    return found
 
 
 def refuse_tables_of_others(connection: Connection, schema: str | None, prefix: str) -> None:

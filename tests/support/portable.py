@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 REFUSED = re.compile(
     r"SKIP\s+LOCKED|pg_\w*advisory|\bLISTEN\b|\bNOTIFY\b|pg_notify|plpgsql|\bDO\s+\$|\bCREATE\s+(?:OR\s+REPLACE\s+)?FUNCTION"
-    r"|\bTRIGGER\b|pg_walfile|pg_current_wal|pg_control_system|\bnextval\b|\bPARTITION\s+(?:OF|BY\s+(?:RANGE|LIST|HASH))\b",
+    r"|\bTRIGGER\b|pg_walfile|pg_current_wal|pg_control_system|\bnextval\b|\bPARTITION\s+(?:OF|BY\s+(?:RANGE|LIST|HASH))\b"
+    r"|\bpg_get_serial_sequence|\bmake_interval",
     re.IGNORECASE,
 )
 CHANGING = re.compile(r"\bINSERT\s+INTO\b|\bUPDATE\s+\S+\s+(?:AS\s+\w+\s+)?SET\b|\bDELETE\s+FROM\b", re.IGNORECASE)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from support.alembic_projects import LEFT_OUT, Project, call_ours
 from support.migrations import Database
-from support.portable import REFUSED
+from support.portable import REFUSED, SENT, refused_in
 from support.python_processes import run_python
 
 from outbox import migrations
@@ -146,6 +146,23 @@ def test_a_long_transaction_is_not_waited_for(blank_portable: Database, monkeypa
         long_transaction.exec_driver_sql("SELECT * FROM outbox_entry")
         with pytest.raises(SchemaError, match="cannot lock the tables"):
             migrations.downgrade(blank_portable.url)
+
+
+@pytest.mark.parametrize("schema", [None, "billing"])
+def test_a_check_names_what_is_missing_without_the_catalogs_of_types(
+    blank_portable: Database, schema: str | None
+) -> None:
+    migrations.upgrade(blank_portable.url, schema=schema)
+    within = "public" if schema is None else schema
+    with blank_portable.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE {within}.outbox_queue DROP COLUMN outcome")
+        connection.exec_driver_sql(f"DROP TABLE {within}.outbox_key_lock")
+
+    missing = pytest.raises(SchemaError, match=r"lacks column outbox_queue\.outcome, table outbox_key_lock:")
+    with SENT.recorded() as sent, missing:
+        migrations.check(blank_portable.url, schema=schema)
+
+    assert [found for statement in sent for found in refused_in(statement)] == []
 
 
 def test_an_engine_in_autocommit_gets_a_transaction(blank_portable: Database) -> None:
