@@ -41,6 +41,7 @@ from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
+from outbox.sql.mariadb_settings import Unseen, apply_all
 from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
@@ -149,7 +150,14 @@ class DatabaseStore:
                 return False
             return (yield from call_settled(connection, self._configuration, session, entry, end, calls))
 
-        return await self._callbacks.run(calling)
+        def calling_when_applied(connection: Connection, session: Session) -> Calling:
+            apply_all(connection)
+            return (yield from calling(connection, session))
+
+        try:
+            return await self._callbacks.run(calling)
+        except Unseen:
+            return await self._callbacks.run(calling_when_applied)
 
     async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
         on_record = await self._run(lambda connection: callback_registry.register(connection, self.tables, registered))

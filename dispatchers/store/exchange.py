@@ -28,6 +28,7 @@ from dispatchers.store.queue_update import queue_update
 from dispatchers.store.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
 from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
+from outbox.sql.mariadb_settings import Unseen, apply_all, require_applied
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
@@ -46,7 +47,7 @@ class Exchanges:
     """Settles and claims. run: runs work in a transaction. sql: the module with the statements for this database."""
 
     def __init__(self, run: Run, tables: Tables, sql: Any, rounds: FairCursor, guards: Guards) -> None:
-        self._run = run
+        self._run = partial(run_seeing_all, run)
         self._tables = tables
         self._sql = sql
         self._rounds = rounds
@@ -117,12 +118,15 @@ class Exchanges:
         callbacks_read: str | None,
         cutoff: datetime = NEVER,
     ) -> set[UUID]:
-        """Settle in the transaction of `connection`. After `NextIsLocked` or `CallbacksChanged` it must not be committed."""
+        """Settle in the transaction of `connection`. After `NextIsLocked`, `CallbacksChanged` or `Unseen` it must not be
+        committed.
+        """
         settled: set[UUID] = self._sql.settle(connection, self._tables, settlements, guards, callbacks_read)
         if len(settled) < len(settlements):
             now = callback_registry.summary(callback_registry.read(connection, self._tables))
             if callbacks_read not in (None, now):
                 raise CallbacksChanged
+            require_applied(connection)
         ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].id in settled]
         if ordered:
             leave(connection, self._tables, ordered, cutoff=cutoff)
@@ -314,6 +318,21 @@ class Exchanges:
                 raise
             return error
         return None
+
+
+async def run_seeing_all(run: Run, work: Callable[[Connection], Result]) -> Result:
+    """Run `work`. If it misses a lease on a Galera node, run it again when the node has applied what the others have committed:
+    the claim may come from another node, if a proxy leads the connections of one dispatcher to several.
+    """
+    try:
+        return await run(work)
+    except Unseen:
+        return await run(partial(_work_when_applied, work))
+
+
+def _work_when_applied(work: Callable[[Connection], Result], connection: Connection) -> Result:
+    apply_all(connection)
+    return work(connection)
 
 
 def report_ended(ended: Mapping[UUID, str]) -> None:

@@ -21,6 +21,9 @@ _LEVEL = "sqlalchemy-outbox mariadb level"
 _IS_GALERA = "sqlalchemy-outbox galera"
 """The key for whether the connection leads to a node of a Galera cluster."""
 
+_APPLIED = "sqlalchemy-outbox galera applied"
+"""The key for the last transaction that waited for its node."""
+
 _SETTINGS = text(
     "SELECT version(), @@sql_mode, @@innodb_rollback_on_timeout, CHARSET(:bytes), @@log_bin AND @@binlog_format = 'STATEMENT',"
     " @@character_set_client, @@character_set_connection, @@character_set_results"
@@ -72,15 +75,35 @@ def _is_replicated(connection: Connection) -> bool:
     """On Galera a new connection may be the first one to another node, so it waits until that has what the others committed."""
     is_replicated = bool(connection.execute(_REPLICATED).scalar())
     if is_replicated:
-        try:
-            connection.execute(_APPLY_ALL)
-        except OperationalError as error:
-            if number_of(error.orig) != LOCK_WAIT_TIMEOUT:
-                raise
-            raise NodeLags(
-                "this Galera node has not applied in time what the other nodes have committed: use another node until it has"
-            ) from error
+        apply_all(connection)
     return is_replicated
+
+
+def apply_all(connection: Connection) -> None:
+    """Wait until this Galera node has applied what the others have committed. Within a transaction the server does not wait, so
+    call it at the beginning of one.
+    """
+    try:
+        connection.execute(_APPLY_ALL)
+    except OperationalError as error:
+        if number_of(error.orig) != LOCK_WAIT_TIMEOUT:
+            raise
+        raise NodeLags(
+            "this Galera node has not applied in time what the other nodes have committed: use another node until it has"
+        ) from error
+    connection.info[_APPLIED] = connection.get_transaction()
+
+
+def require_applied(connection: Connection) -> None:
+    """Raise `Unseen` on a Galera node, unless `apply_all` was called in this transaction."""
+    if is_galera(connection) and connection.info.get(_APPLIED) is not connection.get_transaction():
+        raise Unseen
+
+
+class Unseen(Exception):
+    """A row is not here that another connection has committed, perhaps on a node that is ahead. Run the transaction again, after
+    `apply_all`.
+    """
 
 
 class NodeLags(OutboxError, TimeoutError):

@@ -218,6 +218,28 @@ def an_outcome_is_refused_after_a_takeover_and_only_a_success_is_kept(
     assert ended_states(engines, entry.id) == ([], ["delivered"])
 
 
+def an_outcome_is_stored_on_a_node_that_has_not_applied_its_claim_yet(
+    engines: list[sa.Engine], ob: outbox.Outbox
+) -> None:
+    """As behind a proxy that leads the connections of one dispatcher to several nodes. A node has two threads that apply: one is
+    busy with many rows, and the other one waits, because a node commits in the order of the cluster.
+    """
+    engine = engine_of(engines[1].url)
+    claiming, settling = [DatabaseStore(each, ob.configuration) for each in (engines[0], engine)]
+    asyncio.run(settling.survey())  # a new connection waits for its node
+    on_a_node(engines[0], lambda connection: connection.exec_driver_sql("CREATE TABLE filler (id INT PRIMARY KEY)"))
+    id = enqueued(engines, ob, "race:unseen")
+    for rows in ("SELECT seq FROM seq_1_to_20000", "VALUES (0)"):
+        fill = f"INSERT INTO filler {rows}"
+        on_a_node(engines[0], lambda connection: connection.exec_driver_sql(fill))  # noqa: B023  # called at once
+
+    (entry,) = asyncio.run(claiming.exchange([], claim_request(quota()))).claimed
+    settled = asyncio.run(settling.exchange([(entry, Settle("failed", 1))], None)).settled
+    engine.dispose()
+
+    assert settled == {id}
+
+
 def a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     on_a_node(engines[0], lambda connection: connection.exec_driver_sql("CREATE TABLE sold (id INT PRIMARY KEY)"))
 
@@ -420,6 +442,7 @@ CHECKS = (
     a_refused_claim_is_not_sent_and_takes_no_outcome_with_it,
     a_takeover_is_refused_if_the_outcome_was_stored_first,
     an_outcome_is_refused_after_a_takeover_and_only_a_success_is_kept,
+    an_outcome_is_stored_on_a_node_that_has_not_applied_its_claim_yet,
     a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed,
     a_cancelled_entry_cannot_be_claimed_and_a_claimed_one_not_cancelled,
     a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_again,

@@ -102,7 +102,9 @@ class Node:
 
     def execute(self, statement: str) -> list[Any]:
         """On a connection of its own, in autocommit: a node that is cut off refuses even a ROLLBACK."""
-        with pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True, read_timeout=5) as connection:
+        settings = {"unix_socket": str(self._socket), "user": "root", "autocommit": True, "read_timeout": 5}
+        # Without this, PyMySQL reads all certificates for each connection, which takes 40 ms
+        with pymysql.connect(**settings, ssl_disabled=True) as connection:
             cursor = connection.cursor()
             cursor.execute(statement)
             return list(cursor.fetchall())
