@@ -177,7 +177,6 @@ def interrupted(database: Database) -> int:
     return sum(row.deliveries > noted[row.id] + (row.state == "delivered") for row in rows)
 
 
-@pytest.mark.every_value
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_at_any_moment_leaves_work_that_ends_under_the_same_key(
     database: Database, ob: outbox.Outbox, tmp_path: Path, moment: str

@@ -12,7 +12,7 @@ from support.verify import broken_rules
 import outbox
 
 PROCESSES = 8
-ENTRIES = 1000
+ENTRIES = 300
 
 SHARED = """
 import asyncio

@@ -35,7 +35,7 @@ def make():
     )
 """
 
-GROUPS, WRITERS, EACH = 15, 5, 4  # 15 groups of 20 entries
+GROUPS, WRITERS, EACH = 15, 5, 2  # 15 groups of 10 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:

@@ -37,7 +37,7 @@ from support.database import TABLES, Base, Database, Order
 from support.entries import HOUR, FileService, age
 
 ROUNDS = 20
-ROUNDS_IN_CI = 3
+ROUNDS_IN_CI = 1
 PASSES_MAX = 4  # of the next process: what was sent, looked at, decided upon, and what callbacks have enqueued
 Task = Callable[[Database, Path], None]
 OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
