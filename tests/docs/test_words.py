@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -159,9 +160,13 @@ def modules() -> list[Path]:
     return sorted(path for package in PACKAGES for path in package.rglob("*.py") if path.parent.name != "testing")
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda path: "/".join(path.parts[-3:]))
-def test_log_lines_and_errors_use_the_standard_terms(module: Path) -> None:
-    found = {line: refused for line, text in sentences(module.read_text()) if (refused := refused_in(text))}
+def test_log_lines_and_errors_use_the_standard_terms() -> None:
+    found = {
+        f"{module.relative_to(ROOT)}:{line}": refused
+        for module in modules()
+        for line, text in sentences(module.read_text())
+        if (refused := refused_in(text))
+    }
 
     assert found == {}
 
@@ -178,11 +183,12 @@ def prose_of(markdown: str) -> str:
     return re.sub("|".join(OTHERS_TERMS), "", prose)
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_documents_use_the_standard_terms(page: Path) -> None:
-    lines = prose_of(page.read_text()).splitlines()
+def test_documents_use_the_standard_terms() -> None:
+    prose = {page: prose_of(page.read_text()).splitlines() for page in DOCUMENTS}
 
-    assert [refused for line in lines for refused in refused_in(line)] == []
+    found = {page: refused for page, lines in prose.items() if (refused := [*chain(*map(refused_in, lines))])}
+
+    assert found == {}
 
 
 def test_a_forbidden_word_is_found_in_prose_and_not_in_code() -> None:
