@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.delivery import Outcome
@@ -19,11 +19,22 @@ from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.transitions import ClaimedEntry
 
 
+class Survey(NamedTuple):
+    """The flow states that a sweep of one database has read. read_at: when, by the process's clock."""
+
+    flow_states: FlowStates
+    read_at: float
+
+    def at(self, now: float) -> FlowStates:
+        """These states, with the time that the database's clock shows at `now` by the process's clock."""
+        return self.flow_states._replace(at=self.flow_states.at + timedelta(seconds=now - self.read_at))
+
+
 class Surveys:
-    """The flow states that each database's last sweep has read: an operator's pause in one database holds for all."""
+    """The last survey of each database: an operator's pause in one database holds for all."""
 
     def __init__(self) -> None:
-        self._of: dict[str, FlowStates] = {}
+        self._of: dict[str, Survey] = {}
         self._flows: dict[str, SharedFlowMonitor] = {}
 
     def join(self, database: str, flow: "SharedFlowMonitor") -> None:
@@ -33,23 +44,32 @@ class Surveys:
         self._of.pop(database, None)
         self._flows.pop(database, None)
 
-    def learn(self, database: str, flow_states: FlowStates) -> None:
+    def learn(self, database: str, survey: Survey) -> None:
         """Note a survey. A change of its pauses is applied to the other databases at once."""
-        before, self._of[database] = self._of.get(database), flow_states
-        if _paused(before) != _paused(flow_states):
+        before, self._of[database] = self._of.get(database), survey
+        if _paused(before) != _paused(survey):
             for other in self._flows.keys() - {database}:
                 self._flows[other].refresh_again()
 
+    def of(self, database: str) -> Survey | None:
+        return self._of.get(database)
+
     def with_all(self, flow_states: FlowStates) -> FlowStates:
         """The states of one database, with the destinations that only others have."""
-        missing = {name for each in self._of.values() for name in each.of} - flow_states.of.keys()
+        missing = {name for each in self._of.values() for name in each.flow_states.of} - flow_states.of.keys()
         return FlowStates(flow_states.at, {**dict.fromkeys(sorted(missing), UNTHROTTLED), **flow_states.of})
 
-    def over_all(self, database: str, name: str, state: FlowState, flow_states: FlowStates) -> FlowState:
-        """The state of a destination in one database, with the pauses and cooldowns of the other databases."""
+    def over_all(self, database: str, name: str, state: FlowState, at: datetime, now: float) -> FlowState:
+        """The state of a destination in one database, with the pauses and cooldowns of the other databases.
+
+        at: the time now by this database's clock. now: by the process's clock.
+        """
         for other, survey in self._of.items():
-            if other != database and name in survey.of:
-                theirs, ahead = survey.of[name], flow_states.at - survey.at  # each database has a clock of its own
+            if other != database and name in survey.flow_states.of:
+                theirs, ahead = (
+                    survey.flow_states.of[name],
+                    at - survey.at(now).at,
+                )  # each database has a clock of its own
                 state = replace(
                     state,
                     paused=state.paused or theirs.paused,
@@ -60,12 +80,12 @@ class Surveys:
 
 
 def _later(ours: datetime | None, theirs: datetime | None, ahead: timedelta) -> datetime | None:
-    """The later of two instants by our database's clock. ahead: of the other database's clock."""
+    """The later of two instants by our database's clock. ahead: how far it is ahead of the other database's clock."""
     return max(filter(None, (ours, None if theirs is None else theirs + ahead)), default=None)
 
 
-def _paused(flow_states: FlowStates | None) -> set[str]:
-    return set() if flow_states is None else {name for name, state in flow_states.of.items() if state.paused}
+def _paused(survey: Survey | None) -> set[str]:
+    return set() if survey is None else {name for name, state in survey.flow_states.of.items() if state.paused}
 
 
 class Share:
@@ -85,8 +105,11 @@ class Share:
         )
 
     def leave(self) -> None:
-        """Leave everything to the other databases."""
+        """Leave the limits to the other databases. A pause that an operator has recorded here still holds for them."""
         self.shared.forget(self.database)
+
+    def forget(self) -> None:
+        """Forget the database, and its pauses."""
         self.surveys.forget(self.database)
 
 
@@ -98,7 +121,6 @@ class SharedFlowMonitor(FlowMonitor):
     ) -> None:
         super().__init__(limits, clock=clock, rng=rng)
         self._share = share
-        self._surveyed: FlowStates | None = None
         share.surveys.join(share.database, self)
 
     def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
@@ -111,18 +133,20 @@ class SharedFlowMonitor(FlowMonitor):
         self._share.shared.end_probe(entry.destination, entry.lease_token)
 
     def refresh(self, flow_states: FlowStates) -> None:
-        self._surveyed = flow_states
-        self._share.surveys.learn(self._share.database, flow_states)
+        self._share.surveys.learn(self._share.database, Survey(flow_states, self._clock()))
         super().refresh(self._share.surveys.with_all(flow_states))
 
     def refresh_again(self) -> None:
         """Store the states of the last survey, with the present pauses of the other databases."""
-        if self._surveyed is not None:
-            super().refresh(self._share.surveys.with_all(self._surveyed))
+        survey = self._share.surveys.of(self._share.database)
+        if survey is not None:
+            super().refresh(self._share.surveys.with_all(survey.at(self._clock())))
             self._share.shared.wake(self._share.database)
 
     def see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
-        super().see(name, self._share.surveys.over_all(self._share.database, name, state, flow_states), flow_states)
+        at, now = flow_states.at, self._clock()
+        state = self._share.surveys.over_all(self._share.database, name, state, at, now)
+        super().see(name, state, flow_states)
 
 
 class SharingScheduler(Scheduler):

@@ -336,6 +336,7 @@ class _Served:
             self._fleet.show_unserved(self._name)
             await first_set(self.leaving, self.again, seconds=min(first * 2 ** min(tries, 10), most))
             tries += 1
+        share.forget()
         if self.failure is None and not self.cut_short:
             log.info("drained")
         self._fleet.left(self._name)

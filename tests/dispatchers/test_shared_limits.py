@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dispatchers import Breaker, Limits
 from dispatchers.flow_control.shared import RESERVED_SECONDS, WANTING_SECONDS, SharedLimits, fair_share
 from dispatchers.flow_control.state import FlowState, FlowStates, News
-from dispatchers.pipeline.shared_parts import Surveys
+from dispatchers.pipeline.shared_parts import Share, Survey, Surveys
 
 LEASE = timedelta(minutes=1)
 
@@ -204,8 +204,33 @@ def test_another_databases_instants_are_read_by_its_own_clock(apart: timedelta) 
     now, minute = datetime(2026, 1, 31, 12, tzinfo=UTC), timedelta(minutes=1)
     theirs = FlowState(cooldown_until=now + apart + minute, resumed_at=now + apart - minute)
     surveys = Surveys()
-    surveys.learn("apart", FlowStates(now + apart, {"crm": theirs}))
+    surveys.learn("apart", Survey(FlowStates(now + apart, {"crm": theirs}), read_at=100.0))
 
-    seen = surveys.over_all("right", "crm", FlowState(), FlowStates(now, {}))
+    seen = surveys.over_all("right", "crm", FlowState(), at=now, now=100.0)
 
     assert (seen.cooldown_until, seen.resumed_at) == (now + minute, now - minute)
+
+
+def test_a_pause_holds_while_its_database_is_refused() -> None:
+    """It is served by one dispatcher after another, and an operator has not resumed."""
+    at, surveys = datetime(2026, 1, 31, 12, tzinfo=UTC), Surveys()
+    share = Share("refused", Databases().shared, surveys)
+    surveys.learn("refused", Survey(FlowStates(at, {"crm": FlowState(paused=True)}), read_at=100.0))
+
+    share.leave()
+    assert surveys.over_all("right", "crm", FlowState(), at=at, now=100.0).paused
+
+    share.forget()
+    assert not surveys.over_all("right", "crm", FlowState(), at=at, now=100.0).paused
+
+
+def test_the_cooldown_of_a_database_that_went_silent_ends_in_time() -> None:
+    """Its last survey gets older with each survey of the others."""
+    begin, hour = datetime(2026, 1, 31, 12, tzinfo=UTC), timedelta(hours=1)
+    surveys = Surveys()
+    theirs = FlowState(cooldown_until=begin + timedelta(minutes=1), resumed_at=begin)
+    surveys.learn("silent", Survey(FlowStates(begin, {"crm": theirs}), read_at=100.0))
+
+    seen = surveys.over_all("right", "crm", FlowState(), at=begin + hour, now=100.0 + hour.total_seconds())
+
+    assert (seen.cooldown_until, seen.resumed_at) == (begin + timedelta(minutes=1), begin)
