@@ -119,7 +119,7 @@ class Dispatcher:
         include: Sequence[Operations],
         simulation: Simulation,
     ) -> None:
-        _check_include(include)
+        check_include(include)
         clock, rng = simulation.clock, simulation.rng
         self._settings = settings
         self._callbacks = Callbacks(operations.callbacks for operations in include)
@@ -221,14 +221,19 @@ class Dispatcher:
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
 
-        If the database does not answer, wait for it, and keep the outcomes meanwhile. Raises `ConfigurationError`, after the
+        If the database does not answer, wait for it, and keep the outcomes meanwhile. If this is cancelled, it abandons the sends
+        in flight. Raises `ConfigurationError`, after the
         same end, if the database belongs to another env or is given to one.
         """
         self._loops.begin()
         self._stopping = stopping
         async with self._activity.reporting():
-            await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
-            await self._loops.drain(self.grace)
+            try:
+                await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
+                await self._loops.drain(self.grace)
+            except asyncio.CancelledError:
+                await self.abandon()
+                raise
         if self._loops.refusal is not None:
             raise self._loops.refusal
 
@@ -318,7 +323,8 @@ class Dispatcher:
         await self._loops.abandon()
 
 
-def _check_include(include: object) -> None:
+def check_include(include: object) -> None:
+    """Raises `ConfigurationError` unless it is a list of `Operations`."""
     if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
         raise ConfigurationError(
             f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"

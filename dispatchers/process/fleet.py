@@ -22,7 +22,7 @@ from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.shared_parts import Share, Surveys
 from dispatchers.pipeline.wakeup import first_set
 from dispatchers.process.databases_file import checked_databases, read_databases
-from dispatchers.process.dispatcher import Dispatcher, steady_clock
+from dispatchers.process.dispatcher import Dispatcher, check_include, steady_clock
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
@@ -75,6 +75,8 @@ class Fleet:
         }
         self._settings = settings
         self._observe = observe
+        check_include(include)
+        _require_sync(Callbacks(operations.callbacks for operations in include))
         checked = Settings.of(settings)
         self.grace = checked.grace
         routes = Routes(
@@ -97,7 +99,7 @@ class Fleet:
         self.databases: Mapping[str, URL] = {}
         self._served: dict[str, _Served] = {}
         self._to_wake: dict[str, None] = {}  # in the order in which they asked
-        self._is_abandoned = False
+        self.is_abandoned = False
         if databases is not None:
             self.use(databases)
 
@@ -174,6 +176,7 @@ class Fleet:
                         self.reread()
                 await self._leave_all()
         finally:
+            await self._cancel_all()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     for close in self._closing:
@@ -186,6 +189,13 @@ class Fleet:
         for served in self._served.values():
             if served.failure is not None:
                 raise served.failure
+
+    async def _cancel_all(self) -> None:
+        """End what is left if an error or a cancellation ended `pump`."""
+        tasks = [served.task for served in self._served.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def reread(self) -> None:
         """Read the file again, and try refused databases at once. If the file is wrong, this is logged, and nothing changes."""
@@ -203,7 +213,7 @@ class Fleet:
 
     async def abandon(self) -> None:
         """Stop sending at once. The sends in flight are then in doubt until their leases have expired."""
-        self._is_abandoned = True
+        self.is_abandoned = True
         members = [served.member for served in self._served.values() if served.member is not None]
         await asyncio.gather(*(member.abandon() for member in members))
 
@@ -234,10 +244,6 @@ class Fleet:
 
     # --- called for each database
 
-    @property
-    def is_abandoned(self) -> bool:
-        return self._is_abandoned
-
     def share_of(self, name: str) -> Share:
         return Share(name, self._shared, self._surveys)
 
@@ -261,6 +267,11 @@ class Fleet:
         if self._observe is not None:
             with _sending_unaffected():
                 self._observe.forget(database)
+
+
+def _require_sync(callbacks: Callbacks) -> None:
+    if (callback := callbacks.first_async()) is not None:
+        raise ConfigurationError(f"the callback {callback} is async: a fleet has synchronous drivers, so make it sync")
 
 
 class Member(Dispatcher):
@@ -317,7 +328,7 @@ class _Served:
 
         work_on_database(self._name)
         share = self._fleet.share_of(self._name)
-        clock, tries = asyncio.get_running_loop().time, 0
+        clock, seconds = asyncio.get_running_loop().time, 0.0
         first, most = AGAIN_SECONDS
         while not self.leaving.is_set():
             self.stopping, began = asyncio.Event(), clock()
@@ -327,15 +338,15 @@ class _Served:
                 self.member = self._fleet.member(self.url, share)
                 await daemon.work_on(self.member, self)
             except Exception as error:  # a wrong password, missing tables, another env: the others continue
-                tries = 0 if clock() - began > most else tries
-                self._report(error, min(first * 2 ** min(tries, 10), most))
+                was_served_long = clock() - began > most
+                seconds = first if was_served_long or not seconds else min(2 * seconds, most)
+                self._report(error, seconds)
             finally:
                 await self._close()
                 share.leave()
                 self.member = None
             self._fleet.show_unserved(self._name)
-            await first_set(self.leaving, self.again, seconds=min(first * 2 ** min(tries, 10), most))
-            tries += 1
+            await first_set(self.leaving, self.again, seconds=seconds)
         share.forget()
         if self.failure is None and not self.cut_short:
             log.info("drained")

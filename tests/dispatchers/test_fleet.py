@@ -83,6 +83,20 @@ def test_a_callback_commits_in_the_database_of_its_entry(databases: list[Databas
     assert [Counter(each.operations()) for each in databases] == [{"crm.upsert": 10, "crm.follow_up": 10}] * 3
 
 
+def test_what_every_database_would_refuse_is_refused_at_once(ob: outbox.Outbox) -> None:
+    effects = Operations()
+
+    @effects.on_settled("crm")
+    async def follow_up(session: Any, settlement: Settlement) -> None: ...
+
+    with pytest.raises(
+        outbox.ConfigurationError, match=r"on_settled\('crm'\) is async: a fleet has synchronous drivers"
+    ):
+        Fleet({}, include=[effects], adapters={"crm": MemoryAdapter()}, outbox=ob)
+    with pytest.raises(outbox.ConfigurationError, match="include must be a list"):
+        Fleet({}, include=effects, outbox=ob)  # type: ignore[arg-type]
+
+
 # --- databases that do not work
 
 
@@ -169,6 +183,25 @@ def test_outcomes_that_a_database_does_not_take_are_an_error_at_the_end(
     assert states(databases[1]) == {"delivered": 1}
     assert states(databases[0]) == {"sending": 1}
     assert caplog.text.count("not drained: ") == 1
+
+
+def test_a_fleet_that_is_cancelled_ends_all_its_tasks(databases: list[Database], ob: outbox.Outbox) -> None:
+    """An app that owns the event loop may cancel it, for example by the failure of another task of a group."""
+    service = Slow()
+    for each in databases:
+        put(each, ob)
+
+    async def main() -> None:
+        pump = asyncio.create_task(fleet(urls(databases), ob, service).pump(asyncio.Event()))
+        await until_true(lambda: len(service.deliveries) == 3)
+        pump.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pump
+        await asyncio.sleep(0)  # what was cancelled last ends
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    assert service.closed == 1
 
 
 # --- SIGHUP
