@@ -8,7 +8,7 @@ import click
 from dispatchers.admin.plain_values import instant, place_text
 from dispatchers.cli import options
 from dispatchers.cli.connections import reading
-from dispatchers.cli.output import answer, cell, is_collecting, is_screen, prose, table
+from dispatchers.cli.output import answer, cell, is_screen, one_of_several, prose, table
 from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def audit(
     """
     from dispatchers.admin.audit import AuditFilter, read_audit
 
-    if after is not None and is_collecting():
+    if after is not None and one_of_several():
         raise click.UsageError("--after continues the list of one database: give --database")
     wanted = AuditFilter(actor=actor, action=action, target=about, since=since)
     with reading(target) as (connection, tables):

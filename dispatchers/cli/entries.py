@@ -12,7 +12,7 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.filters import ENDED, Given
 from dispatchers.cli.named_entries import find, is_known_id, require_any
-from dispatchers.cli.output import answer, is_collecting
+from dispatchers.cli.output import answer, one_of_several
 from dispatchers.cli.over_databases import decision_options, one_database, over_databases
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
             raise click.UsageError("give either a TEXT to find, or options that select entries")
         _list_found(text, target)
         return
-    if after is not None and is_collecting():
+    if after is not None and one_of_several():
         raise click.UsageError("--after continues the list of one database: give --database")
     ended = _are_ended(given["states"], suspended=given["suspended"])
     if ended and given["since"] is None and given["parent"] is None:

@@ -1,21 +1,20 @@
 """`outbox maintenance`: run retention by hand or from cron, until nothing is left to delete."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dispatchers.admin.plain_values import plain
-from dispatchers.cli import exit_codes
 from dispatchers.cli.connections import deciding, runner
 from dispatchers.cli.options import Since, Target
-from dispatchers.cli.over_databases import one_database
+from dispatchers.cli.output import answer, one_of_several
+from dispatchers.cli.over_databases import over_databases
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -77,11 +76,8 @@ class Window(Span):
     " request that is repeated after its entry was deleted causes a new effect.",
 )
 @click.option("--dry-run", is_flag=True, help="Only count the rows that would be deleted.")
-@one_database
-@click.pass_context
-def maintenance(
-    ctx: click.Context, target: Target, windows: tuple[Any, ...], keep: timedelta | None, dry_run: bool
-) -> None:
+@partial(over_databases, is_long=True)
+def maintenance(target: Target, windows: tuple[Any, ...], keep: timedelta | None, dry_run: bool) -> None:
     """Delete settled entries and records past their retention.
 
     Deletes records past their audit window, settled entries with their events, and tombstones of keys that no service
@@ -109,13 +105,11 @@ def maintenance(
             deleted = asyncio.run(_sweep(Maintenance(runner(connection), tables, retention, dry=dry_run), advance))
         bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
     counts = {name: deleted[name] for name in STEPS}
-    if ctx.meta.get(exit_codes.JSON):
-        click.echo(json.dumps({"dry_run": dry_run, "deleted": counts, **({"bodies": plain(bodies)} if bodies else {})}))
-    else:
-        summary = ", ".join(f"{count} {name}" for name, count in counts.items())
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {summary}")
-        if bodies:
-            click.echo(bodies.summary(dry=dry_run))
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+    lines = [f"{'would delete' if dry_run else 'deleted'} {summary}"]
+    if bodies:
+        lines.append(bodies.summary(dry=dry_run))
+    answer({"dry_run": dry_run, "deleted": counts, **({"bodies": bodies} if bodies else {})}, "\n".join(lines))
     if alarm:
         raise click.ClickException(alarm)
 
@@ -182,12 +176,14 @@ async def _sweep(maintenance: "Maintenance", advance: Advance) -> Counter[str]:
 
 @contextmanager
 def _progress(whole: dict[str, int]) -> Iterator[Advance]:
-    """A progress bar for each step on a terminal, lines elsewhere. whole: how many rows each step must check."""
+    """A progress bar for each step on a terminal, lines elsewhere, and for each of several databases. whole: how many rows each
+    step must check.
+    """
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(whole)
+    console, database = Console(stderr=True), one_of_several()
+    if database is not None or not console.is_terminal:
+        yield _lines(whole, "" if database is None else f"{database}: ")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -197,7 +193,7 @@ def _progress(whole: dict[str, int]) -> Iterator[Advance]:
         yield lambda name, batch: bars.advance(tasks[name], batch.scanned)
 
 
-def _lines(whole: dict[str, int]) -> Advance:
+def _lines(whole: dict[str, int], prefix: str) -> Advance:
     scanned: Counter[str] = Counter()
     batches: Counter[str] = Counter()
 
@@ -205,6 +201,6 @@ def _lines(whole: dict[str, int]) -> Advance:
         scanned[name] += batch.scanned
         batches[name] += 1
         if batch.after is None or batches[name] % BATCHES_A_LINE == 0:
-            click.echo(f"{name}: checked {scanned[name]} of {max(whole[name], scanned[name])}", err=True)
+            click.echo(f"{prefix}{name}: checked {scanned[name]} of {max(whole[name], scanned[name])}", err=True)
 
     return advance

@@ -31,7 +31,7 @@ def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") 
         drawn: list[RenderableType] = []
         if not is_json:
             drawn.extend(text() if callable(text) else [prose(text)])
-        collected.append(Part(document, drawn))
+        collected.parts.append(Part(document, drawn))
     elif click.get_current_context().meta.get(JSON):
         click.echo(json.dumps(plain(document), indent=2))
     elif callable(text):
@@ -47,21 +47,29 @@ class Part(NamedTuple):
     drawn: "list[RenderableType]"
 
 
-_collected: ContextVar[list[Part] | None] = ContextVar("collected", default=None)
+class Collected(NamedTuple):
+    """The answers of one of several databases."""
+
+    database: str
+    parts: list[Part]
 
 
-def is_collecting() -> bool:
-    """Whether the answer is one of several databases."""
-    return _collected.get() is not None
+_collected: ContextVar[Collected | None] = ContextVar("collected", default=None)
+
+
+def one_of_several() -> str | None:
+    """The name of the database, if the command asks several."""
+    collected = _collected.get()
+    return None if collected is None else collected.database
 
 
 @contextmanager
-def collecting() -> Iterator[list[Part]]:
-    """Collect what this thread's `answer` would print until the end of the block."""
-    parts: list[Part] = []
-    token = _collected.set(parts)
+def collecting(database: str) -> Iterator[list[Part]]:
+    """Collect what this thread's `answer` would print until the end of the block. database: its name."""
+    collected = Collected(database, [])
+    token = _collected.set(collected)
     try:
-        yield parts
+        yield collected.parts
     finally:
         _collected.reset(token)
 

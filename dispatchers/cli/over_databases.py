@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from dispatchers.admin.plain_values import plain
 from dispatchers.cli import options, output
 from dispatchers.cli.connections import WrongUrl, reach, repeated_after_conflicts
 from dispatchers.cli.exit_codes import NOT_FOUND, REFUSED, Failure, NothingFound, failure_of
@@ -213,7 +214,7 @@ async def _ask_all(context: click.Context, databases: "dict[str, URL]", steps: S
 
 
 def _ask(context: click.Context, name: str, work: Callable[[], Any]) -> Answer:
-    with context.scope(cleanup=False), output.collecting() as parts:
+    with context.scope(cleanup=False), output.collecting(name) as parts:
         try:
             work()
         except click.exceptions.Exit as ended:
@@ -227,9 +228,10 @@ def _ask(context: click.Context, name: str, work: Callable[[], Any]) -> Answer:
 
 
 def _document(answer: Answer) -> Any:
-    if answer.failure is not None:
-        return {"error": {"code": answer.failure.code, "message": answer.failure.message}}
-    return answer.parts[0].document
+    if answer.failure is None:
+        return answer.parts[0].document
+    done = plain(answer.parts[0].document) if answer.parts else {}
+    return {**done, "error": {"code": answer.failure.code, "message": answer.failure.message}}
 
 
 def _drawn(answers: Iterable[Answer]) -> "Iterator[RenderableType]":

@@ -7,7 +7,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding
-from dispatchers.cli.output import answer, clean, is_collecting
+from dispatchers.cli.output import answer, clean, one_of_several
 from dispatchers.cli.over_databases import decision_options, over_databases
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def resume(
             raise click.UsageError("--nothing-lost, --since and --adopt-from need --after-restore")
         _resume_destination(destination, actor, reason, target)
         return
-    if is_collecting():
+    if one_of_several():
         raise click.UsageError("--after-restore is about one database: give --database")
     if reason is None:
         raise click.UsageError("Missing option '--reason'.")

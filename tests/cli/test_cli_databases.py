@@ -10,6 +10,7 @@ from support.cli_runner import SECRET_TEXT, command, document, put_uncertain, re
 from support.database import TABLES, Database
 from support.entries import put, put_one, run_once, states
 from support.relays import relay
+from support.retention import A_MOMENT, KEEP, elapse, settle_all
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -226,6 +227,29 @@ def test_a_database_that_hangs_does_not_keep_a_long_command(
     ]
 
 
+def test_maintenance_deletes_in_every_database(shards: Shards, ob: outbox.Outbox, tmp_path: Path) -> None:
+    path, east, west = shards
+    for each, count in ((east, 2), (west, 3)):
+        put(each, ob, count=count)
+        settle_all(each)
+        elapse(each, KEEP + A_MOMENT)
+    down = sa.make_url("postgresql+psycopg://u:secret@127.0.0.1:1/x")
+
+    counted = command("maintenance", "--window", "24h", "--databases", path, "--json", "--dry-run")
+    with_one_down = str(write(tmp_path, east=east.url, down=down, west=west.url))
+    result = command("maintenance", "--window", "24h", "--databases", with_one_down)
+
+    found = json.loads(counted.stdout)["databases"]
+    assert (counted.exit_code, result.exit_code) == (0, 1)
+    assert [found[name]["deleted"]["entries"] for name in ("east", "west")] == [2, 3]
+    first, second, third = result.stdout.splitlines()
+    assert first == "east: deleted 0 records, 2 entries, 0 tombstones"
+    assert second.startswith("down: database error: ")
+    assert third == "west: deleted 0 records, 3 entries, 0 tombstones"
+    assert {"east: entries: checked 2 of 2", "west: entries: checked 3 of 3"} <= set(result.stderr.splitlines())
+    assert east.entries == west.entries == []
+
+
 def test_a_fleets_callbacks_are_recorded_and_forgotten_everywhere(
     shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +337,22 @@ def test_an_entry_that_is_in_no_database_that_answers_is_not_decided_about(
     status, text = refused("cancel", id[:8], "--databases", str(down))
     assert (status, "is in west: give --database west, because east: " in text) == (1, True)
     succeeded("cancel", id, "--databases", str(down))  # a whole id is in one database
+
+
+def test_an_entry_that_is_in_two_databases_is_not_decided_about(shards: Shards, ob: outbox.Outbox) -> None:
+    """As after a tenant's move, and in a restored copy."""
+    path, east, west = shards
+    id = str(put_one(east, ob, parent="invoice:42"))
+    assert str(put_one(west, ob, parent="invoice:42")) == id
+
+    for arguments in (("show", id), ("retry", id), ("cancel", id), ("cancel", id[:8]), ("show", "invoice:42")):
+        status, text = refused(*arguments, "--databases", path)
+        assert status == 2
+        assert "is in several databases: give --database NAME, one of east, west" in " ".join(text.split())
+    succeeded("cancel", id, "--databases", path, "--database", "west")
+
+    assert states(east) == {"pending": 1}
+    assert [row.action for row in west.rows(TABLES.audit)] == ["cancel"]
 
 
 def test_a_name_of_the_file_selects_its_database(shards: Shards, ob: outbox.Outbox) -> None:
