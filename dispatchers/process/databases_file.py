@@ -10,7 +10,9 @@ from sqlalchemy import URL
 from outbox.errors import ConfigurationError
 from outbox.sql.engines import url_of
 
-PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket")  # parameters that name the database
+PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket", "options")
+"""Parameters that name the database, or by `options=-csearch_path=...` the schema in it."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -32,6 +34,8 @@ def read_databases(path: str | os.PathLike[str]) -> dict[str, URL]:
         try:
             if not equals or not url:
                 raise ConfigurationError("write `name = url`")
+            if " #" in url:
+                raise ConfigurationError("a comment needs a line of its own; in a URL write %20 and %23")
             add_database(databases, name, url)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from None

@@ -66,6 +66,7 @@ def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: ou
     [
         ("shard", "write `name = url`"),
         ("shard =", "write `name = url`"),
+        ("shard = postgresql+psycopg://u:secret@host/x # ours", "a comment needs a line of its own"),
         ("a b = sqlite:///x.db", "'a b' is not a name"),
         ("shard = mysql://secret@host/x", "the outbox runs on"),
         ("shard = secret", "needs a SQLAlchemy URL"),
@@ -93,8 +94,15 @@ def test_a_url_may_contain_the_signs_of_the_file(tmp_path: Path) -> None:
     assert url.password == "p#=1"
 
 
-@pytest.mark.parametrize("url", ["mariadb+pymysql://u@/x?unix_socket=/run/", "postgresql+psycopg://?service=shard"])
-def test_databases_of_two_sockets_or_services_are_two(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mariadb+pymysql://u@/x?unix_socket=/run/",
+        "postgresql+psycopg://?service=shard",
+        "postgresql+psycopg://u@host/x?options=-csearch_path%3Dtenant",
+    ],
+)
+def test_databases_of_two_sockets_services_or_schemas_are_two(tmp_path: Path, url: str) -> None:
     path = tmp_path / "databases.conf"
     path.write_text("".join(f"shard{number} = {url}{number}\n" for number in range(2)), encoding="utf-8-sig")
 
