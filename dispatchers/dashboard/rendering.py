@@ -84,11 +84,14 @@ def back_of(request: Request) -> str | None:
 
 
 def time_element(at: datetime | None, now: datetime, empty: str = "") -> Markup:
-    """An instant as `3m ago` or `in 3m`. A script shows the exact time in the reader's time zone, and counts on."""
+    """An instant as `3m ago` or `in 3m`, by the database's clock. A script counts on from `data-now`, because the reader's clock
+    may differ, and shows the exact time in the reader's time zone.
+    """
     if at is None:
         return Markup("{}").format(empty)
     relative = f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
-    return Markup('<time datetime="{0}" title="{0}" data-relative>{1}</time>').format(instant(at), relative)
+    element = Markup('<time datetime="{0}" title="{0}" data-now="{1}">{2}</time>')
+    return element.format(instant(at), instant(now), relative)
 
 
 def command_text(*words: Any) -> str:

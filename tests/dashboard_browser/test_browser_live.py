@@ -1,5 +1,7 @@
 """The live part of a page: it refreshes by itself, but not in a hidden tab, while paused, or while it is used."""
 
+import re
+
 import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 from support.database import TABLES
@@ -81,6 +83,18 @@ def test_an_open_form_is_not_replaced_while_it_is_used(browse: Browse, home: str
 
         assert refreshes_in_a_while(page) == 0
         assert case.get_by_label("Reason").input_value() == "half a sentence"
+
+
+def test_ages_are_by_the_databases_clock_and_not_the_readers(browse: Browse, home: str) -> None:
+    with browse("viewer") as page:
+        page.clock.install(time="2040-01-01T00:00:00Z")
+        page.goto(f"{home}/audit")
+        page.clock.run_for(A_WHILE)
+
+        ages = page.locator("time").all_inner_texts()
+
+        assert ages
+        assert all(re.fullmatch(r"\d\d?[smh] ago", age) for age in ages)
 
 
 def test_a_login_page_takes_the_place_of_the_whole_page(browse: Browse, home: str) -> None:

@@ -28,10 +28,11 @@
   };
 
   const showTimes = () => {
-    const now = Date.now();
-    for (const each of document.querySelectorAll("time[data-relative]")) {
+    for (const each of document.querySelectorAll("time[data-now]")) {
       const at = Date.parse(each.dateTime);
       if (Number.isNaN(at)) continue;
+      each.shownAt ??= Date.now();
+      const now = Date.parse(each.dataset.now) + Date.now() - each.shownAt; // the database's clock, not the reader's
       const text = at > now ? `in ${span((at - now) / 1000)}` : `${span((now - at) / 1000)} ago`;
       if (each.textContent !== text) each.textContent = text;
       each.title = new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
