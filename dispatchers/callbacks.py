@@ -25,6 +25,7 @@ from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, No
 from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response
 from outbox.session import ClaimedParent, OpenClaim, state_of
+from outbox.sql.dialect import CONFLICTS, sqlstate
 from outbox.status import EntryStatus, entries_of_request
 
 
@@ -316,7 +317,8 @@ def require_intact(connection: Connection) -> None:
     """Raise unless the transaction would really commit.
 
     A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
-    silent ROLLBACK. A connection that the server has ended is no fault of the callback's: that is raised as it is.
+    silent ROLLBACK. That the server has ended the connection, or the transaction in favour of another one, is no fault of the
+    callback's: that is raised as it is.
     """
     if connection.invalidated:
         raise ConnectionError("the database ended the connection during the callback")
@@ -328,7 +330,7 @@ def require_intact(connection: Connection) -> None:
     try:
         connection.execute(select(1))
     except DBAPIError as error:
-        if connection.invalidated:
+        if connection.invalidated or sqlstate(error.orig) in CONFLICTS:
             raise
         raise CallbackError(
             "a callback caught a statement's error, and its transaction can no longer commit: put the statement into"

@@ -245,6 +245,27 @@ def test_a_lost_lease_cannot_change_the_entry_of_the_next_claim(portable: Databa
     assert queue_row(portable, id).lease_token == fresh.lease_token
 
 
+def test_a_conflict_after_a_callback_is_not_the_callbacks_failure(
+    portable: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the statement with which the dispatcher checks that the callback's transaction can still commit."""
+    put_one(portable, ob)
+    effects, checks = Operations(), []
+    effects.on_settled("crm")(lambda session, settlement: None)
+
+    def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+        if statement.startswith("SELECT 1"):
+            checks.append(statement)
+        return (CONFLICT, {}) if len(checks) == 1 and statement is checks[0] else (statement, parameters)
+
+    with retold(portable.engine, execute):
+        assert run_once(portable, ob, adapters={"crm": MemoryAdapter()}, include=[effects]) == 1
+
+    assert len(checks) == 2
+    assert states(portable) == {"delivered": 1}
+    assert "raised" not in caplog.text
+
+
 # --- an operator
 
 
