@@ -84,12 +84,13 @@ def server_url() -> Iterator[sa.URL]:
 APP_SIDE = frozenset(
     f"test_{name}"
     for name in (
-        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "due", "cancel", "races", "direct_statements"),
+        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners"),
+        *("due", "cancel", "races", "direct_statements"),
         *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent"),
         *("body_key", "mismatches"),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
-        *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
-        *("asgi", "django", "flask", "requests", "transactions"),
+        *("inbox", "inbox_retention", "inbox_cloudevents", "inbox_stripe", "isolation"),
+        *("asgi", "asgi_claims", "fastapi", "django", "flask", "requests", "transactions"),
         *("completion", "completion_failing"),
     )
 )
@@ -105,10 +106,11 @@ IN_PORTABLE_MODE = frozenset({"test_enqueue_duplicates", "test_ordering_races", 
 ON_MARIADB = frozenset(
     f"test_{name}"
     for name in (
-        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "due", "cancel", "positions"),
+        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners"),
+        *("due", "cancel", "positions"),
         *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent", "body_key"),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept"),
-        *("inbox", "inbox_batches"),
+        *("inbox", "inbox_retention", "inbox_batches", "inbox_duplicates"),
         *("run_once", "ordering", "ordering_races", "lookups", "fair_share_claims", "fair_share_races"),
         *("ordering_blocked", "flow_control_shared", "breaker_shared", "pause_shared"),
         *("callbacks", "callbacks_concurrency", "completion", "completion_failing"),
@@ -132,6 +134,7 @@ NOT_PORTABLE: dict[str, str] = {
 HINTED = frozenset(
     {
         "test_hints",
+        "test_hint_sender",
         "test_mismatches",
         "test_wakeup",
         "test_hinted_claims",

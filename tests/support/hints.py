@@ -20,6 +20,7 @@ from support.entries import until_true
 
 TEST_TIMEOUT = 60
 SENDERS = "outbox-hints"
+CRM = frozenset({("crm", "crm.upsert")})
 
 
 class Ear:
@@ -84,3 +85,25 @@ async def working_until(working: Dispatcher, steps: Callable[[], Any]) -> None:
 def put_by(engine: sa.Engine, ob: outbox.Outbox, number: int, operation: str = "crm.upsert", **settings: Any) -> UUID:
     with Session(engine) as session, session.begin():
         return ob.enqueue(session, operation, {}, parent=f"order:{number}", **settings).id
+
+
+def enqueue(
+    session: Any, ob: outbox.Outbox, operation: str = "crm.upsert", parent: str = "order:1", **more: Any
+) -> None:
+    ob.enqueue(session, operation, {"amount": 1}, parent=parent, **more)
+
+
+def commit_on(engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1") -> None:
+    with Session(engine) as session, session.begin():
+        enqueue(session, ob, parent=parent)
+
+
+def by_session(database: Database, ob: outbox.Outbox) -> None:
+    with database.begin() as session:
+        enqueue(session, ob)
+
+
+def by_connection(database: Database, ob: outbox.Outbox) -> None:
+    joined = {"join_transaction_mode": "create_savepoint"}
+    with database.engine.begin() as connection, Session(connection, **joined) as session, session.begin():  # type: ignore[arg-type]
+        enqueue(session, ob)

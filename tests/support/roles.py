@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -10,6 +11,7 @@ from dispatchers.admin.entries import list_entries, read_entry
 from dispatchers.admin.entry_filter import Filter
 from dispatchers.admin.overview import read_overview
 from outbox.errors import InvalidValue
+from outbox.sql.dialect import sqlstate
 from support.database import TABLES, Database
 from support.entries import put, run_once
 
@@ -34,3 +36,40 @@ def the_dashboard_shows_entries_without_their_contents(as_role: As, ob: outbox.O
     assert overview.unserved is None  # unknown, and not none
     assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
     assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
+
+
+def refused(database: Database, statement: str) -> bool:
+    with database.engine.connect() as connection:
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if sqlstate(error.orig) != "42501":  # insufficient_privilege
+                raise
+            return True
+        return False
+
+
+NEW_ENTRY = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id, destination,
+            payload, options, headers, schema_version, due_at, created_at)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:x', 'crm.upsert', '', 'k1', sha256('x'), gen_random_uuid(), 'crm',
+            '{{}}', '{{}}', '{{}}', 1, {due_at}, {created_at}
+        RETURNING id, destination, due_at
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch{more})
+    SELECT id, {destination}, {state}, {queue_due}, {deliveries}, {attempts}, {maybe_sent}, {epoch}{values} FROM written
+"""
+HONEST = {
+    "due_at": "now()",
+    "created_at": "now()",
+    "destination": "destination",
+    "state": "'pending'",
+    "queue_due": "due_at",
+    "deliveries": "0",
+    "attempts": "0",
+    "maybe_sent": "false",
+    "epoch": "0",
+    "more": "",
+    "values": "",
+}

@@ -6,18 +6,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.consumer import Consumer, Poison, wait_until_one_waits_for_a_lock
-from support.database import ALL, CHARGE, NOTHING, PAYLOAD, TABLES, Order, statements_of
+from support.database import ALL, CHARGE, NOTHING, PAYLOAD, Order, statements_of
 
 import outbox
 from outbox import inboxes
 
-A_MOMENT = timedelta(minutes=1)
 TRACE = (
     "consumer 'billing' has handled message 'evt_1' before. Check message.duplicate first, and acknowledge the message"
 )
@@ -297,49 +295,6 @@ def test_a_message_inside_a_request_is_refused(database, ob):
         ob.inbox(session, consumer="billing", message_id="evt_1", scope="shop"),
     ):
         pytest.fail("it was not refused")
-
-
-# --- how long a message is known
-
-
-def test_a_message_is_known_for_longer_than_any_queue_keeps_it(consumer, database):
-    consumer.consume()
-
-    (record,) = database.records
-    assert abs(record.replay_until - datetime.now(UTC) - timedelta(days=35)) < A_MOMENT
-    assert record.keep_until - record.replay_until < A_MOMENT
-
-
-def test_a_message_may_be_known_for_longer(consumer, database):
-    consumer.consume(keep=timedelta(days=365))
-
-    (record,) = database.records
-    assert abs(record.keep_until - datetime.now(UTC) - timedelta(days=365)) < A_MOMENT
-
-
-def test_past_its_time_a_message_is_a_duplicate_while_effects_are_known(consumer, database):
-    consumer.consume()
-    database.age_records(timedelta(days=36))
-
-    assert consumer.consume().duplicate
-    assert database.counts() == ALL
-
-
-def test_a_tombstone_makes_a_duplicate_too(consumer, database):
-    consumer.consume()
-    (record,) = database.records
-    kept = {name: value for name, value in record._asdict().items() if name in TABLES.tombstone.c}
-    database.execute(sa.delete(TABLES.record))
-    database.execute(sa.insert(TABLES.tombstone).values(**kept, forget_at=datetime.now(UTC) + timedelta(days=1)))
-
-    assert consumer.consume().duplicate
-
-
-def test_past_its_time_a_message_that_caused_nothing_is_handled_again(consumer, database):
-    consumer.consume(lambda session, message: None)
-    database.age_records(timedelta(days=36))
-
-    assert not consumer.consume(lambda session, message: None).duplicate
 
 
 # --- bad input
