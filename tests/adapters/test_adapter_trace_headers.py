@@ -8,8 +8,8 @@ import httpx
 import pytest
 import respx
 from support.mail_servers import Mailbox, adapter_for, mail_server, send
+from support.stripe_sends import delivery as charge
 from test_http_adapter import delivery as contact
-from test_stripe_adapter import delivery as charge
 
 from dispatchers import Found
 from dispatchers.adapters import HttpAdapter, StripeAdapter

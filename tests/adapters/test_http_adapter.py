@@ -1,4 +1,4 @@
-"""HttpAdapter: what each answer means. Requests and settings are in test_http_requests, real sockets in test_http_wire."""
+"""HttpAdapter: what each answer means. Requests, settings and sockets: test_http_requests, test_http_settings, test_http_wire."""
 
 import asyncio
 import inspect

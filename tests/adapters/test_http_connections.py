@@ -1,12 +1,8 @@
-"""When a connection of the adapters is used again and when it is closed, over real sockets; and what is surely not sent."""
+"""When a connection of the adapters is used again and when it is closed, over real sockets."""
 
 import asyncio
-import gc
-import resource
 import socket
-import ssl
 import threading
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,24 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
-import respx
-from support.loopback import GONE, answering, closed_port, listening, reset, say, serving, whole_request
-from support.loopback import Answer as Server
+from support.loopback import GONE, answering, listening, reset, say, serving, whole_request
 from support.mail_servers import tls_contexts
-from test_transport import counting, over
+from support.transports import counting, over, post
 
 import dispatchers.adapters.connection_pool
 from dispatchers.adapters.answer_reader import AnswerReader
-from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
 
 SECOND = timedelta(seconds=1)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-
-
-async def post(transport: Transport, url: str, **request: Any) -> Answer:
-    return await transport.send(httpx.Request("POST", f"{url}/x", **request))
 
 
 def connections_of_two(first: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
@@ -375,108 +364,6 @@ def test_a_close_before_the_answer_ends_the_wait_at_once(interim: bytes) -> None
     over(half_close, lost)
 
 
-# --- surely not sent
-
-
-def test_no_file_for_another_connection_means_that_nothing_was_sent() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def without_files(transport: Transport, url: str) -> None:
-        with socket.socket() as highest:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno() + 1, hard))
-        try:
-            with socket.socket(), pytest.raises(httpx.ConnectError):
-                await post(transport, url)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert (await post(transport, url)).status == 200
-
-    over(answering(), without_files)
-
-
-@pytest.mark.parametrize("name", ["DNS:localhost", "DNS:another.test"])
-def test_a_certificate_for_another_host_means_that_nothing_was_sent(tmp_path: Path, name: str) -> None:
-    server_tls, client_tls = tls_contexts(tmp_path, name)
-    seen: list[bytes] = []
-
-    async def scenario() -> None:
-        async with serving(answering(seen=seen), server_tls) as port:
-            transport = Transport(timeout=60 * SECOND, tls=client_tls)
-            if name == "DNS:localhost":
-                statuses = [(await post(transport, f"https://localhost:{port}")).status for _ in range(2)]
-                assert statuses == [200, 200]
-            else:
-                with pytest.raises(httpx.ConnectError):
-                    await post(transport, f"https://localhost:{port}")
-            await transport.aclose()
-
-    asyncio.run(scenario())
-
-    assert len(seen) == (2 if name == "DNS:localhost" else 0)
-
-
-def test_a_refused_client_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
-    """In TLS 1.3 the client has finished its handshake by then, and the request is on its way."""
-    server_tls, client_tls = tls_contexts(tmp_path, "DNS:localhost")
-    server_tls.verify_mode = ssl.CERT_REQUIRED
-    answered = threading.Event()
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with server_tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as tls:
-            with pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
-                tls.do_handshake()
-            answered.wait()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        transport = Transport(timeout=60 * SECOND, tls=client_tls)
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_REQUIRED"):
-            asyncio.run(post(transport, f"https://localhost:{listener.getsockname()[1]}"))
-        answered.set()
-        thread.join()
-
-
-def test_an_untrusted_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
-    server_tls, _ = tls_contexts(tmp_path, "DNS:localhost")
-    seen: list[bytes] = []
-
-    async def scenario() -> None:
-        async with serving(answering(seen=seen), server_tls) as port:
-            transport = Transport(timeout=60 * SECOND)
-            with pytest.raises(httpx.ConnectError):
-                await post(transport, f"https://localhost:{port}")
-
-    asyncio.run(scenario())
-
-    assert seen == []
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        httpx.Request("POST", "http://crm.test", headers={"X-A": "1\r\nX-B: 2"}),
-        httpx.Request("POST", "http://crm.test", headers=[(b"X-A\r\nX-B", b"2")]),
-        httpx.Request("POST /x HTTP/1.1\r\nX:", "http://crm.test"),
-        httpx.Request("POST", "http://crm.test", headers={"Host": "a\r\nX-B: 2"}),
-        httpx.Request("PÖST\r\nX-B", "http://crm.test"),
-    ],
-)
-def test_nothing_in_a_request_begins_another_header(request_: httpx.Request) -> None:
-    seen: list[bytes] = []
-
-    async def smuggle(transport: Transport, url: str) -> None:
-        request_.url = httpx.URL(url)
-        with pytest.raises(httpx.LocalProtocolError) as refused:
-            await transport.send(request_)
-        assert "X-B" not in "".join(traceback.format_exception(refused.value))
-
-    over(answering(seen=seen), smuggle)
-
-    assert seen == []
-
-
 @pytest.mark.parametrize(("method", "length"), [("POST", b"Content-Length: 0\r\n"), ("GET", b"")])
 def test_a_request_without_content_is_framed_as_its_method_needs(method: str, length: bytes) -> None:
     seen: list[bytes] = []
@@ -488,174 +375,3 @@ def test_a_request_without_content_is_framed_as_its_method_needs(method: str, le
 
     expected = b"%b / HTTP/1.1\r\nHost: crm.test\r\nX-A: \xfc\r\nAccept-Encoding: identity\r\n%b\r\n"
     assert seen == [expected % (method.encode(), length)]
-
-
-@pytest.mark.parametrize("url", ["ftp://crm.test/x", "crm.test/x", "https:///x"])
-def test_a_url_of_no_http_server_means_that_nothing_was_sent(url: str) -> None:
-    with pytest.raises(httpx.UnsupportedProtocol):
-        asyncio.run(Transport(timeout=SECOND).send(httpx.Request("POST", url)))
-
-
-def test_a_server_that_closes_at_once_means_that_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a load balancer does that has no server left."""
-    closed = threading.Event()
-    made = Connection.connection_made
-
-    def made_and_closed(self: Connection, transport: asyncio.BaseTransport) -> None:
-        made(self, transport)
-        closed.wait()  # the loop is blocked meanwhile
-
-    monkeypatch.setattr(Connection, "connection_made", made_and_closed)
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        connection.close()
-        closed.set()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        transport = Transport(timeout=60 * SECOND)
-        with pytest.raises(httpx.ConnectError):
-            asyncio.run(post(transport, f"http://127.0.0.1:{listener.getsockname()[1]}"))
-        thread.join()
-
-
-def test_the_next_address_of_a_host_is_tried_where_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_two_addresses(transport: Transport, url: str) -> None:
-        port = httpx.URL(url).port
-        found = [
-            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)),
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
-        ]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
-        assert (await post(transport, f"http://crm.test:{port}")).status == 200
-
-    over(answering(), at_two_addresses)
-
-
-# --- proxies
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 302 Found\r\nLocation: http://else.test\r\n\r\n",
-        b"\x05\x00",
-        b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
-    ],
-)
-def test_whatever_a_proxy_answers_but_a_tunnel_means_that_nothing_was_sent(answer: bytes) -> None:
-    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await whole_request(reader)
-        writer.write(answer)
-
-    async def scenario() -> None:
-        async with listening(proxy) as url:
-            transport = Transport(timeout=SECOND, proxy=url)
-            with pytest.raises(httpx.ProxyError):
-                await post(transport, "https://crm.test")
-
-    asyncio.run(scenario())
-
-
-def test_a_proxy_that_refuses_connections_means_that_nothing_was_sent() -> None:
-    transport = Transport(timeout=SECOND, proxy=closed_port())
-
-    with pytest.raises(httpx.ConnectError):
-        asyncio.run(post(transport, "https://crm.test"))
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Path, scheme: str) -> None:
-    server_tls, client_tls = tls_contexts(tmp_path, "DNS:crm.test", "DNS:localhost")
-    seen: list[bytes] = []
-    asked: list[bytes] = []
-
-    async def scenario() -> None:
-        async with (
-            serving(answering(seen=seen), server_tls) as port,
-            serving(tunnelling(port, asked), server_tls if scheme == "https" else None) as proxy_port,
-        ):
-            proxy = f"{scheme}://localhost:{proxy_port}"
-            transport = Transport(timeout=60 * SECOND, tls=client_tls, proxy=proxy.replace("//", "//ada:p%40ss@"))
-            for _ in range(2):
-                assert (await post(transport, "https://crm.test:8443", content=b"secret")).status == 200
-            await transport.aclose()
-
-    asyncio.run(scenario())
-
-    assert len(seen) == 2
-    assert b"Proxy-Authorization" not in b"".join(seen)
-    credentials = b"YWRhOnBAc3M="  # of ada:p@ss
-    assert asked == [
-        b"CONNECT crm.test:8443 HTTP/1.1\r\nHost: crm.test:8443\r\nProxy-Authorization: Basic "
-        + credentials
-        + b"\r\n\r\n"
-    ]
-
-
-def tunnelling(port: int, asked: list[bytes]) -> Server:
-    """A proxy whose tunnels all lead to `port`. asked: where what it was asked for is put."""
-
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-        writer.close()
-
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await whole_request(reader))
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"HTTP/1.0 200 Connection established\r\n\r\n")
-        await asyncio.gather(pour(reader, far_writer), pour(far_reader, writer), return_exceptions=True)
-
-    return tunnel
-
-
-# --- event loops and tests
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what is left open is closed by the collector
-def test_threads_with_event_loops_of_their_own_share_a_transport() -> None:
-    transport = Transport(timeout=60 * SECOND)
-    both = threading.Barrier(2)
-    statuses: list[int] = []
-
-    async def send(url: str) -> None:
-        for _ in range(20):
-            both.wait()
-            statuses.append((await post(transport, url)).status)
-
-    async def scenario() -> None:
-        async with listening(answering()) as url:
-            threads = [asyncio.to_thread(asyncio.run, send(url)) for _ in range(2)]
-            await asyncio.gather(*threads)
-
-    asyncio.run(scenario())
-    gc.collect()
-
-    assert statuses == [200] * 40
-
-
-@pytest.mark.parametrize("using", ["httpcore", "httpx.AsyncHTTPTransport.handle_async_request"])
-def test_what_replaces_httpx_in_a_test_answers_and_no_request_leaves(
-    using: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As respx does by default, and pytest-httpx."""
-    seen: list[bytes] = []
-
-    async def answer(self: Any, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(418)
-
-    async def teapot(transport: Transport, url: str) -> int:
-        if using != "httpcore":
-            monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
-            return (await post(transport, url)).status
-        with respx.mock(base_url=url) as api:
-            api.post("/x").respond(418)
-            return (await post(transport, url)).status
-
-    assert over(answering(seen=seen), teapot) == 418
-    assert seen == []

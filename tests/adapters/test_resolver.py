@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.loopback import answering
-from test_transport import over
+from support.transports import over
 
 from dispatchers.adapters.connector import HAPPY_EYEBALLS_SECONDS
 from dispatchers.adapters.transport import Transport

@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -11,8 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+import respx
 from support.loopback import Answer as Server
 from support.loopback import answering, listening, say, say_without_end, whole_request
+from support.transports import counting, over, post
 
 import dispatchers.adapters.connection_pool
 from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
@@ -32,29 +35,6 @@ def send(server: Server, *, requests: int = 1, **settings: Any) -> list[Answer]:
 
     over(server, each, **settings)
     return answers
-
-
-def over(server: Server, use: Callable[[Transport, str], Awaitable[Any]], **settings: Any) -> Any:
-    async def scenario() -> Any:
-        async with listening(server) as url:
-            transport = Transport(**{"timeout": 60 * SECOND, **settings})
-            try:
-                return await use(transport, url)
-            finally:
-                await transport.aclose()
-
-    return asyncio.run(scenario())
-
-
-def counting(server: Server) -> tuple[list[Any], Server]:
-    """`server`, and a list that grows with each of its connections."""
-    connections: list[Any] = []
-
-    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        await server(reader, writer)
-
-    return connections, counted
 
 
 # --- connections
@@ -350,3 +330,50 @@ def test_settings_with_which_nothing_could_be_sent_are_refused(settings: dict[st
         Transport(**{"timeout": SECOND, **settings})
 
     assert str(refusal.value) == text
+
+
+# --- event loops and tests
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what is left open is closed by the collector
+def test_threads_with_event_loops_of_their_own_share_a_transport() -> None:
+    transport = Transport(timeout=60 * SECOND)
+    both = threading.Barrier(2)
+    statuses: list[int] = []
+
+    async def send(url: str) -> None:
+        for _ in range(20):
+            both.wait()
+            statuses.append((await post(transport, url)).status)
+
+    async def scenario() -> None:
+        async with listening(answering()) as url:
+            threads = [asyncio.to_thread(asyncio.run, send(url)) for _ in range(2)]
+            await asyncio.gather(*threads)
+
+    asyncio.run(scenario())
+    gc.collect()
+
+    assert statuses == [200] * 40
+
+
+@pytest.mark.parametrize("using", ["httpcore", "httpx.AsyncHTTPTransport.handle_async_request"])
+def test_what_replaces_httpx_in_a_test_answers_and_no_request_leaves(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As respx does by default, and pytest-httpx."""
+    seen: list[bytes] = []
+
+    async def answer(self: Any, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(418)
+
+    async def teapot(transport: Transport, url: str) -> int:
+        if using != "httpcore":
+            monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
+            return (await post(transport, url)).status
+        with respx.mock(base_url=url) as api:
+            api.post("/x").respond(418)
+            return (await post(transport, url)).status
+
+    assert over(answering(seen=seen), teapot) == 418
+    assert seen == []

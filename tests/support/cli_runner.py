@@ -16,6 +16,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import main
+from outbox.sql.dialect import clock_plus
 from outbox.times import NEVER
 from support.database import TABLES, Database
 from support.entries import change, put_one, run_once
@@ -118,7 +119,10 @@ def set_row(database: Database, table: sa.Table, **values: Any) -> None:
 
 def block(database: Database, id: UUID, ordering_key: str) -> None:
     """As a dispatcher blocks a group after an entry that failed."""
-    from outbox.sql.dialect import clock_plus
 
     since = clock_plus(-timedelta(hours=1))
     set_row(database, TABLES.blocked_group, ordering_key=ordering_key, entry_id=id, reason="it failed", since=since)
+
+
+def ids(page: Any) -> list[UUID]:
+    return [UUID(entry["id"]) for entry in page["entries"]]
