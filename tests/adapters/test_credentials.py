@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.canaries import leaks
 from support.cli_runner import succeeded
+from support.daemons import daemon, wait_for, write_factory
 from support.database import CHARGE, TABLES, Database
-from support.entries import daemon, put_one, run_once, settlement_row, wait_for, write_factory
+from support.entries import put_one, run_once, settlement_row
 from support.mail_servers import Faulty, against, send
 
 import outbox

@@ -13,9 +13,10 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient
+from support.daemons import daemon, write_factory
 from support.database import Database
 from support.dbos_database import DbosDatabase, dbos_database
-from support.entries import HOUR, age, daemon, put_one, run_once, settlement_row, state, write_factory
+from support.entries import HOUR, age, put_one, run_once, settlement_row, state
 
 import outbox
 from dispatchers import FOREVER, Absent, CannotTell, Deferred, Delivered, Delivery, Found, Rejected

@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 from redis.asyncio import Connection
+from support.daemons import wait_for
 from support.database import Database
-from support.entries import dispatcher, put_one, settlement_row, state, wait_for
+from support.entries import dispatcher, put_one, settlement_row, state
 from support.redis_servers import Server, running_cluster, running_servers, until_whole
 
 import outbox

@@ -10,8 +10,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from support.daemons import daemon, wait_for, write_factory
 from support.database import Database
-from support.entries import HOUR, age, daemon, put_one, run_once, settlement_row, state, wait_for, write_factory
+from support.entries import HOUR, age, put_one, run_once, settlement_row, state
 from support.restate_server import Restate, running_restate
 
 import outbox

@@ -13,9 +13,10 @@ import httpx
 import pytest
 import respx
 import stripe
+from support.daemons import daemon as process
+from support.daemons import write_factory
 from support.database import TABLES, Database
-from support.entries import age, put_one, queue_row, run_once, settlement_row, state, write_factory
-from support.entries import daemon as process
+from support.entries import age, put_one, queue_row, run_once, settlement_row, state
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, Operations

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, block, command, document, error_of, on_terminal, refused, succeeded
+from support.daemons import wait_for
 from support.database import IMPORT_PATH, TABLES, Database
-from support.entries import change, put, put_one, run_once, states, wait_for
+from support.entries import change, put, put_one, run_once, states
 
 import outbox
 from dispatchers import Rejected

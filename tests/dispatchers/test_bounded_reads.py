@@ -12,8 +12,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
+from support.daemons import wait_for
 from support.database import PAYLOAD, REQUEST, TABLES, Database
-from support.entries import HOUR, claim_request, quota, wait_for
+from support.entries import HOUR, claim_request, quota
 from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
 
 import outbox

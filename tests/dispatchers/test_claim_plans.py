@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import wait_for
 from support.database import TABLES, Database, statements_of
-from support.entries import claim, claim_request, dispatcher, put, quota, settle, wait_for
+from support.entries import claim, claim_request, dispatcher, put, quota, settle
 
 import outbox
 from dispatchers.adapters import MemoryAdapter

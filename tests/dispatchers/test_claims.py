@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 from support.claims import Bench, moves
+from support.daemons import wait_for
 from support.database import TABLES, Database
 from support.entries import (
     HOUR,
@@ -23,7 +24,6 @@ from support.entries import (
     put_one,
     quota,
     settle,
-    wait_for,
 )
 
 import outbox

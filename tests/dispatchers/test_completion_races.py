@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 from support.accepted import Checkout
+from support.daemons import FileService, daemon, wait_for, write_factory
 from support.database import CHARGE, Database, Order
-from support.entries import HOUR, FileService, age, claim, daemon, quota, states, wait_for, write_factory
+from support.entries import HOUR, age, claim, quota, states
 
 import outbox
 from dispatchers import Settlement
@@ -192,7 +193,7 @@ def test_a_completion_that_hangs_does_not_keep_the_process(
 
 
 HANGING = """
-from support.entries import FileService
+from support.daemons import FileService
 
 effects = Operations()
 
@@ -209,7 +210,7 @@ def make():
 # --- killed
 
 COMPLETING = """
-from support.entries import FileService, die_at
+from support.daemons import FileService, die_at
 from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order

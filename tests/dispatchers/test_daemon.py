@@ -13,26 +13,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import GATED, FileService, GatedService, daemon, sending_two, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import (
-    HOUR,
-    Blocking,
-    FileService,
-    GatedService,
-    age,
-    change,
-    daemon,
-    dispatcher,
-    put,
-    put_one,
-    run_once,
-    states,
-    until_true,
-    wait_for,
-    write_factory,
-)
+from support.entries import HOUR, Blocking, age, change, dispatcher, put, put_one, run_once, states, until_true
 from support.python_processes import new_process
-from support.sending_daemon import GATED, sending_two
 
 import outbox
 from dispatchers import Dispatcher

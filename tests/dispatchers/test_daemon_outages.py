@@ -5,25 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
+from support.daemons import GATED, Daemon, FileService, GatedService, daemon, sending_two, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import (
-    Daemon,
-    FileService,
-    GatedService,
-    daemon,
-    put,
-    put_one,
-    state,
-    states,
-    wait_for,
-    write_factory,
-)
-from support.sending_daemon import GATED, sending_two
+from support.entries import put, put_one, state, states
 
 import outbox
 
 QUICK = """
-from support.entries import FileService
+from support.daemons import FileService
 
 class Unhurried(FileService):
     async def send(self, delivery):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.daemons import daemon, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import daemon, put, states, wait_for, write_factory
+from support.entries import put, states
 from support.fleet import delivered, urls, write
 
 import outbox
@@ -25,7 +26,7 @@ def databases(copies: Any) -> Iterator[list[Database]]:
 
 
 FLEET = """
-from support.entries import FileService
+from support.daemons import FileService
 
 def make():
     return Fleet(adapters={"crm": FileService(here)}, outbox=ob, poll=timedelta(seconds=0.05))

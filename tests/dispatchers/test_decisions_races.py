@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import wait_for
 from support.database import TABLES, Database
 from support.decisions import decide, history, uncertain
-from support.entries import claim, put_one, queue_row, run_once, state, wait_for
+from support.entries import claim, put_one, queue_row, run_once, state
 
 import outbox
 from dispatchers.adapters import MemoryAdapter

@@ -16,8 +16,9 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.orm import Session
+from support.daemons import daemon, write_factory
 from support.database import Database
-from support.entries import Blocking, daemon, put, states, until_true, write_factory
+from support.entries import Blocking, put, states, until_true
 from support.fleet import TICK, Slow, delivered, fleet, run_until, urls, write
 from support.relays import Relay, relay
 
@@ -262,7 +263,7 @@ def test_a_hangup_lets_a_refused_database_be_tried_at_once(
 
 SIGNALLED = """
 import signal
-from support.entries import FileService
+from support.daemons import FileService
 
 def hang_up():
     os.kill(os.getpid(), signal.SIGHUP)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import command, document, succeeded
+from support.daemons import Daemon, daemon, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import Daemon, age, daemon, dispatcher, put, put_one, run_once, states, wait_for, write_factory
+from support.entries import age, dispatcher, put, put_one, run_once, states
 
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
@@ -27,7 +28,7 @@ from outbox.errors import SchemaError
 MINUTES = timedelta(minutes=2)
 
 GATED = """
-from support.entries import GatedService
+from support.daemons import GatedService
 
 def make():
     return Dispatcher(url, outbox=ob, adapters={"crm": GatedService(here)}, concurrency=2, grace=timedelta(seconds=30))

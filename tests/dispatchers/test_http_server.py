@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import Daemon, GatedService, daemon, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import Daemon, GatedService, daemon, put, states, until_true, wait_for, write_factory
+from support.entries import put, states, until_true
 
 import outbox
 from dispatchers.telemetry import http_server
@@ -22,7 +23,7 @@ from dispatchers.telemetry.http_server import Address, HttpServer, address_of
 from outbox.errors import ConfigurationError
 
 SERVING = """
-from support.entries import GatedService
+from support.daemons import GatedService
 
 def make():
     return Dispatcher(

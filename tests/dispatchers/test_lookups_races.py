@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.daemons import daemon as process
+from support.daemons import write_factory
 from support.database import Database
 from support.entries import (
     HOUR,
@@ -18,9 +20,7 @@ from support.entries import (
     settle,
     settlement_row,
     state,
-    write_factory,
 )
-from support.entries import daemon as process
 from support.lookups import QUIET, awaiting_lookup, decide_on, keyless, look_up
 
 import outbox

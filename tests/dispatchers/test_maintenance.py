@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from apscheduler.job import Job
+from support.daemons import daemon, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import change, claim, daemon, dispatcher, put, put_one, quota, wait_for, write_factory
+from support.entries import change, claim, dispatcher, put, put_one, quota
 from support.retention import A_MOMENT, KEEP, elapse, kept, maintenance, settle_all, shift
 
 import outbox

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.cli_runner import block
 from support.concurrency import TEST_TIMEOUT, is_conflict
+from support.daemons import wait_for
 from support.database import TABLES, Database
 from support.entries import (
     HOUR,
@@ -26,7 +27,6 @@ from support.entries import (
     settle,
     state,
     until_true,
-    wait_for,
 )
 from support.ordering import OrderedService, blocked, put_in_group, send_all, states_of
 

@@ -15,23 +15,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from support.cli_runner import SECRET_TEXT, refused, succeeded
 from support.concurrency import CONFLICT, conflict_at, retold
+from support.daemons import FileService, daemon, write_factory
 from support.database import REQUEST, TABLES, Database
-from support.entries import (
-    HOUR,
-    FileService,
-    age,
-    claim,
-    daemon,
-    put,
-    put_one,
-    queue_row,
-    quota,
-    run_once,
-    settle,
-    state,
-    states,
-    write_factory,
-)
+from support.entries import HOUR, age, claim, put, put_one, queue_row, quota, run_once, settle, state, states
 from support.other_servers import calling_itself
 from support.portable import SENT, refused_in
 from support.retention import clean, elapse
@@ -48,7 +34,7 @@ from outbox.errors import Suspended
 
 TO_FILES = """
 from dispatchers.process.dispatcher import Simulation
-from support.entries import FileService, ShortLivedClaims
+from support.daemons import FileService, ShortLivedClaims
 
 def make():
     moment = os.environ["MOMENT"]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import wait_for
 from support.database import IMPORT_PATH, TABLES, Database
-from support.entries import claim, put, put_one, quota, run_once, settle, states, wait_for
+from support.entries import claim, put, put_one, quota, run_once, settle, states
 from support.python_processes import run_python
 from support.retention import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, request, settle_all, shift
 

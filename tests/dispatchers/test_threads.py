@@ -3,7 +3,7 @@
 import threading
 from threading import Barrier, Event
 
-from support.entries import wait_for
+from support.daemons import wait_for
 
 from dispatchers.threads import Threads
 

@@ -4,23 +4,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.daemons import FileService, daemon, wait_for, write_factory
 from support.database import CHARGE, Database
-from support.entries import (
-    HOUR,
-    FileService,
-    age,
-    daemon,
-    put_one,
-    run_once,
-    states,
-    wait_for,
-    write_factory,
-)
+from support.entries import HOUR, age, put_one, run_once, states
 
 import outbox
 
 CHAIN = """
-from support.entries import FileService, die_at
+from support.daemons import FileService, die_at
 from dispatchers.process.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
@@ -51,7 +42,7 @@ def make():
 """
 
 HANGING = """
-from support.entries import FileService
+from support.daemons import FileService
 from support.database import CHARGE
 
 effects = Operations()

@@ -10,23 +10,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from support.daemons import MOMENTS, Daemon, FileService, daemon, wait_for, write_factory
 from support.database import CHARGE, TABLES, Database
-from support.entries import (
-    HOUR,
-    MOMENTS,
-    Daemon,
-    FileService,
-    age,
-    claim_one,
-    daemon,
-    put_one,
-    run_once,
-    settlement_row,
-    state,
-    states,
-    wait_for,
-    write_factory,
-)
+from support.entries import HOUR, age, claim_one, put_one, run_once, settlement_row, state, states
 from support.python_processes import PIPE, PythonProcess
 from support.verify import broken_rules
 
@@ -57,7 +43,7 @@ def make():
 
 TO_FILES = """
 from dispatchers.process.dispatcher import Simulation
-from support.entries import FileService, ShortLivedClaims
+from support.daemons import FileService, ShortLivedClaims
 
 def make():
     moment = os.environ["MOMENT"]

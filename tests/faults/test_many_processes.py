@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import sqlalchemy as sa
+from support.daemons import FileService, daemon, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import HOUR, FileService, age, daemon, put, run_once, states, wait_for, write_factory
+from support.entries import HOUR, age, put, run_once, states
 from support.verify import broken_rules
 
 import outbox
@@ -68,7 +69,7 @@ def deadlocks(database: Database) -> int:
 SUDDENLY_SLOW = """
 import asyncio
 from dispatchers.pipeline import send_queue
-from support.entries import FileService
+from support.daemons import FileService
 
 send_queue.WAIT_SECONDS = 3600.0  # what waits is released only by the kill
 

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from support.concurrency import TEST_TIMEOUT
+from support.daemons import Daemon, daemon, wait_for, write_factory
 from support.database import Database, Order
-from support.entries import Daemon, daemon, states, wait_for, write_factory
+from support.entries import states
 
 import outbox
 from outbox.session import flush_all

@@ -13,24 +13,9 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from support.apps.oom_sender import ATTEMPTS_MAX
+from support.daemons import Daemon, FileService, GatedService, daemon, wait_for, write_factory
 from support.database import IMPORT_PATH, TABLES, Database
-from support.entries import (
-    HOUR,
-    Daemon,
-    FileService,
-    GatedService,
-    age,
-    daemon,
-    put,
-    put_one,
-    queue_row,
-    run_once,
-    settlement_row,
-    state,
-    states,
-    wait_for,
-    write_factory,
-)
+from support.entries import HOUR, age, put, put_one, queue_row, run_once, settlement_row, state, states
 from support.python_processes import run_python
 from support.relays import relay
 from support.verify import broken_rules
@@ -45,7 +30,7 @@ from outbox.session import flush_all
 # --- processes that stop for a while
 
 GATED = """
-from support.entries import GatedService
+from support.daemons import GatedService
 
 def make():
     service = GatedService(here)
@@ -191,7 +176,7 @@ def test_a_daemon_whose_database_is_silent_ends_and_loses_nothing(
 # --- a database that is restarted again and again
 
 QUICK = """
-from support.entries import FileService
+from support.daemons import FileService
 
 def make():
     service = FileService(here)

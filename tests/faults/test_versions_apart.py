@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support.daemons import wait_for
 from support.database import PAYLOAD, REQUEST, TABLES, Base, Database
-from support.entries import dispatcher, pumping, put, put_one, queue_row, run_once, state, states, wait_for
+from support.entries import dispatcher, pumping, put, put_one, queue_row, run_once, state, states
 from support.migrations import Database as Blank
 from support.migrations import newer_release
 

@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, command, document, error_of
+from support.daemons import daemon, write_factory
 from support.database import TABLES, Database
-from support.entries import (
-    Blocking,
-    daemon,
-    dispatcher,
-    put_one,
-    queue_row,
-    run_once,
-    state,
-    until_true,
-    write_factory,
-)
+from support.entries import Blocking, dispatcher, put_one, queue_row, run_once, state, until_true
 
 import outbox
 from dispatchers.adapters import MemoryAdapter

@@ -12,7 +12,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware
-from support.http_requests import Shop, caller_of
+from support.http_requests import caller_of
+from support.http_shop import Shop
 
 HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}
 Handler = Callable[[Request], Any]

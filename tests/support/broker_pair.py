@@ -28,8 +28,9 @@ from dispatchers import Adapter, Dispatcher
 from dispatchers.testing.postgres import temporary_postgres
 from outbox.inboxes import MessageIdentity
 from outbox.keys import Tag, encode_native
+from support.daemons import wait_for
 from support.database import IMPORT_PATH, TABLES, Database
-from support.entries import states, wait_for
+from support.entries import states
 from support.python_processes import PythonProcess
 
 SHOP = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")

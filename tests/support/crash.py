@@ -33,8 +33,9 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.failpoints import POINTS, failpoint
 from dispatchers.testing.postgres import temporary_postgres
 from outbox.keys import Tag, encode_native
+from support.daemons import FileService
 from support.database import TABLES, Base, Database, Order
-from support.entries import HOUR, FileService, age
+from support.entries import HOUR, age
 
 ROUNDS = 20
 ROUNDS_IN_CI = 1

@@ -23,7 +23,8 @@ from starlette.routing import Mount, Route, Router
 from outbox.http.fastapi import ClaimedRequest, claimed
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware
 from support.database import Order
-from support.http_requests import Shop, caller_of
+from support.http_requests import caller_of
+from support.http_shop import Shop
 
 App = Any
 HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}

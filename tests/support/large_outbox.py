@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from support.daemons import wait_for
 from support.database import Database
-from support.entries import wait_for
 
 LARGE = ("entry", "queue", "settlement", "event", "record", "tombstone")
 DUE = ("a", "b", "c", "d")

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.daemons import wait_for
 from support.database import IMPORT_PATH
-from support.entries import wait_for
 from support.free_ports import free_ports
 from support.freezing import freeze
 

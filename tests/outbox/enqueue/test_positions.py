@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.concurrency import TEST_TIMEOUT
+from support.daemons import wait_for
 from support.database import TABLES, Database
-from support.entries import wait_for
 
 import outbox
 from outbox.requests import records

@@ -16,7 +16,8 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from support.asgi_wire import HEADERS, LoginNeeded, Wire, answer_of, app_of, idempotency_of, scope_of, to_login
 from support.database import ALL, NOTHING, Database, Order
-from support.http_requests import Shop, serving_asgi, starlette_app
+from support.http_requests import serving_asgi, starlette_app
+from support.http_shop import Shop
 from test_requests import until_a_session_waits
 
 import outbox

@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from support.asgi_wire import answer_of, app_of, idempotency_of
 from support.database import ALL, NOTHING, Database
-from support.http_requests import Caller, Shop, caller_of, serving_asgi, shop_with_a_hot_row, starlette_app
+from support.http_requests import Caller, caller_of, serving_asgi, starlette_app
+from support.http_shop import Shop, shop_with_a_hot_row
 
 import outbox
 from outbox.http import Policy

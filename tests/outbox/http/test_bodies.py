@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.bodies import CONTENT, HEADERS, LIMIT, django_shop_maker, statuses
 from support.database import NOTHING, Database
-from support.http_requests import Shop, caller_of
+from support.http_requests import caller_of
+from support.http_shop import Shop
 
 import outbox
 import outbox.http.flask

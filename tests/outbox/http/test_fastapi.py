@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI, Form
 from sqlalchemy.orm import sessionmaker
 from support.asgi_wire import HEADERS, LoginNeeded, answer_of, to_login
 from support.database import NOTHING, Database, Order
-from support.http_requests import Caller, Shop, caller_of, fastapi_app, serving_asgi
+from support.http_requests import Caller, caller_of, fastapi_app, serving_asgi
+from support.http_shop import Shop
 
 import outbox
 from outbox.http import Policy

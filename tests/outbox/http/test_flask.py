@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, Database, Order, colliding_order
-from support.http_requests import Shop, flask_app
+from support.http_requests import flask_app
+from support.http_shop import Shop
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import outbox

@@ -34,7 +34,8 @@ from support.http_layers import (
     plain,
     post,
 )
-from support.http_requests import Caller, Shop, caller_of, serving_asgi
+from support.http_requests import Caller, caller_of, serving_asgi
+from support.http_shop import Shop
 
 import outbox
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import ALL, NOTHING, Database
-from support.http_requests import CHUNKS, FRAMEWORKS, Caller, Shop, served, shop_with_a_hot_row
+from support.http_requests import FRAMEWORKS, Caller, served
+from support.http_shop import CHUNKS, Shop, shop_with_a_hot_row
 
 import outbox
 from outbox.http.specification import refusals_of

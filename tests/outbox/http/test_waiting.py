@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.database import NOTHING, Database, Order
-from support.http_requests import Caller, Shop, caller_of, fastapi_sync_app, serving_asgi, starlette_app
+from support.http_requests import Caller, caller_of, fastapi_sync_app, serving_asgi, starlette_app
+from support.http_shop import Shop
 from test_requests import until_a_session_waits
 
 import outbox

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 from support.body_keys import BODY, EDGE, SECOND, WINDOW, at
+from support.daemons import wait_for
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST
-from support.entries import wait_for
 from support.leases import Shop
 from support.retention import elapse
 

@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy.exc import OperationalError
+from support.daemons import wait_for
 from support.database import TABLES
-from support.entries import wait_for
 from support.leases import Shop
 
 import outbox

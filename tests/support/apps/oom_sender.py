@@ -16,8 +16,9 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers import FOREVER, Delivery, Dispatcher, Outcome
+from support.daemons import FileService
 from support.database import TABLES
-from support.entries import HOUR, FileService
+from support.entries import HOUR
 
 ATTEMPTS_MAX = 5
 TOGETHER = timedelta(milliseconds=1)  # entries with less between them have not been kept apart
