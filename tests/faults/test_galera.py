@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 from uuid import UUID
 
 import pymysql
@@ -18,6 +18,19 @@ from support.database import TABLES
 from support.entries import HOUR, claim_request, dispatcher, pumping, quota, run_once
 from support.galera_chaos import chaos
 from support.galera_cluster import missing_part, running_cluster, wait_until
+from support.galera_nodes import (
+    Race,
+    claim,
+    claimed_with_an_expired_lease,
+    ended_states,
+    ending,
+    enqueued,
+    in_transaction,
+    left,
+    on_a_node,
+    race,
+    wait_for_all,
+)
 
 import outbox
 from dispatchers import Delivery, Outcome
@@ -31,12 +44,10 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out
 from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
-from outbox.sql.dialect import DEADLOCK, clock, earlier, sqlstate
+from outbox.sql.dialect import clock, earlier
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import certify
 from outbox.sql.mariadb_settings import NodeLags
-
-Result = TypeVar("Result")
 
 
 def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Outbox) -> None:
@@ -49,25 +60,6 @@ def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Out
             check(engines, ob)
         for engine in engines:
             engine.dispose()
-
-
-def in_transaction(engine: sa.Engine, work: Callable[[Session], object]) -> int:
-    """Run it again as long as another node's transaction is preferred, as an app must. Returns how often."""
-    for again in range(50):
-        try:
-            with Session(engine) as session, session.begin():
-                work(session)
-        except sa.exc.OperationalError as error:
-            if sqlstate(error.orig) != DEADLOCK:
-                raise
-        else:
-            return again
-    raise AssertionError("it was never preferred")
-
-
-def left(engine: sa.Engine) -> int:
-    with engine.connect() as connection:
-        return connection.scalar(sa.select(sa.func.count()).select_from(TABLES.queue)) or 0
 
 
 def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
@@ -84,78 +76,6 @@ def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob
     assert Counter(sent) == Counter(range(200))
     for group in range(10):
         assert [number for number in sent if number % 10 == group] == [*range(group, 200, 10)]
-
-
-# --- two transactions on two nodes, both at work before either commits
-
-
-class Race(NamedTuple):
-    """What both returned, and whether the second commit was refused."""
-
-    first: Any
-    second: Any
-    is_refused: bool
-
-
-def race(engines: list[sa.Engine], first: Callable[..., Any], second: Callable[..., Any]) -> Race:
-    """The first one, on the first node, commits before the second one, on the second node."""
-    wait_for_all(engines)
-    with engines[0].connect() as one, engines[1].connect() as other:
-        one.begin()
-        other.begin()
-        results = first(one), second(other)
-        one.commit()
-        try:
-            other.commit()
-        except sa.exc.OperationalError as error:
-            if sqlstate(error.orig) != DEADLOCK:
-                raise
-            return Race(*results, is_refused=True)
-    return Race(*results, is_refused=False)
-
-
-def wait_for_all(engines: list[sa.Engine]) -> None:
-    """Until each node has applied what the others have committed."""
-    for engine in engines:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("SET STATEMENT wsrep_sync_wait = 1 FOR SELECT 1")
-
-
-def enqueued(engines: list[sa.Engine], ob: outbox.Outbox, parent: str) -> UUID:
-    with Session(engines[0]) as session, session.begin():
-        id = ob.enqueue(session, "crm.upsert", {}, parent=parent).id
-    wait_for_all(engines)
-    return id
-
-
-def claim(connection: sa.Connection) -> list[ClaimedEntry]:
-    return claims_plain.claim(connection, TABLES, claim_request(quota()))
-
-
-def ending(entry: ClaimedEntry, state: Literal["delivered", "failed"]) -> Callable[[sa.Connection], set[UUID]]:
-    return lambda connection: claims_plain.settle(connection, TABLES, [(entry, Settle(state, 1))])
-
-
-def on_a_node(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
-    with engine.begin() as connection:
-        return work(connection)
-
-
-def claimed_with_an_expired_lease(engines: list[sa.Engine], ob: outbox.Outbox, parent: str) -> ClaimedEntry:
-    enqueued(engines, ob, parent)
-    (entry,) = on_a_node(engines[0], claim)
-    past = sa.update(TABLES.queue).values(lease_until=earlier(clock(), HOUR))
-    on_a_node(engines[0], lambda connection: connection.execute(past))
-    return entry
-
-
-def ended_states(engines: list[sa.Engine], id: UUID) -> tuple[list[str], list[str]]:
-    """Its states in the queue and among the settlements, on the third node."""
-    wait_for_all(engines)
-    with engines[2].connect() as connection:
-        found = [sa.select(table.c.state).where(table.c.id == id) for table in (TABLES.queue, TABLES.settlement)]
-        queued, settled = [list(connection.execute(each).scalars()) for each in found]
-    return queued, settled
 
 
 def one_of_two_claims_of_an_entry_is_refused(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
