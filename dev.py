@@ -75,8 +75,7 @@ OLDEST_LOCK = ROOT / "requirements-oldest.lock"
 IMPORTED = (ROOT / "tests", ROOT / "tests" / "verification")  # where the tests' own packages are
 OLDEST_TESTS = (
     *("enqueue", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners", "claim_statements"),
-    *("idempotent", "run_idempotent"),
-    *("claims", "settlements", "direct_statements", "dispatcher", "dispatcher_keys"),
+    *("idempotent", "run_idempotent", "claims", "settlements", "direct_statements", "dispatcher", "dispatcher_keys"),
     *("callbacks", "callbacks_concurrency", "migrations"),
 )
 
@@ -84,8 +83,7 @@ COMPILED = ("mysqlclient",)
 """What an extra brings, but no environment of ours: it has no wheels for Linux, and a machine may lack a compiler."""
 
 COMMANDS = (
-    *("demo", "test", "bench", "model", "simulate", "kills", "galera"),
-    *("screenshots", "check", "docs", "env", "lock"),
+    *("demo", "test", "bench", "model", "simulate", "kills", "galera", "screenshots", "check", "docs", "env", "lock"),
 )
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
