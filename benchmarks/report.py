@@ -45,8 +45,8 @@ class Part:
 PARTS = {
     "drain": Part(
         "Drain",
-        "Jobs that do nothing wait in the queue, and one process drains them. This measures the queue alone: a real send"
-        " costs more than the queue. The time is from the start of the first job until the queue is empty.",
+        "Jobs that do nothing wait in the queue, and one process drains them. This measures only the queue: a real send costs"
+        " more than the queue. The time is from the start of the first job until the queue is empty.",
         ("per_second", "cpu_us", "wal_bytes"),
     ),
     "latency": Part(
@@ -64,8 +64,8 @@ PARTS = {
     "relay": Part(
         "Relay to a broker",
         "Entries wait in the queue, and one process publishes each to a stream of NATS JetStream, on one server of the same"
-        " machine that stores messages in files. Beside it is a drain that does nothing, and one that publishes nothing but"
-        " waits for an answer and stores a result like a message's.",
+        " machine that stores messages in files. Two drains are the comparison: one does nothing, and one publishes nothing"
+        " but waits for an answer and stores a result like that of a message.",
         ("per_second",),
     ),
     "enqueue": Part(
@@ -76,19 +76,19 @@ PARTS = {
     ),
     "requests": Part(
         "Requests",
-        "A POST to a FastAPI app that reads one row, writes four and enqueues one entry: without a claim, with one, and"
-        " repeated under the same key. The CPU is the web process's and the server's.",
+        "A client sends a POST to a FastAPI app that reads one row, writes four and enqueues one entry. The request is sent"
+        " without a claim, with one, and again under the same key. The CPU is that of the web process and of the server.",
         ("cpu_us",),
     ),
     "scale": Part(
         "Under load",
-        "This measures the drain again, under conditions that are known to slow down queues on PostgreSQL, and the resources"
-        " that an idle dispatcher uses.",
+        "This measures the drain again, under conditions that are known to slow down queues on PostgreSQL. It also measures"
+        " the resources that an idle dispatcher uses.",
     ),
     "dashboard": Part(
         "Dashboard",
-        "This measures each page of the dashboard over a large outbox, with its HTML, and the drain beside a dashboard of which"
-        " every page is open and refreshes every five seconds.",
+        "This measures each page of the dashboard, with its HTML, on a large outbox. It also measures the drain while every page"
+        " of a dashboard is open and refreshes every five seconds.",
     ),
 }
 
@@ -102,7 +102,7 @@ def tables(report: Report, part: str) -> Iterator[tuple[str, list[list[str]]]]:
     for case in cases:
         chosen = [each for each in report.series if (each.part, each.case) == (part, case)]
         metrics = [metric for metric in METRICS if any(each.metric == metric for each in chosen)]
-        rows = [["", *(METRICS[metric][0] for metric in metrics)]]
+        rows = [["case", *(METRICS[metric][0] for metric in metrics)]]
         for side in dict.fromkeys(each.side for each in chosen):
             found = {each.metric: each for each in chosen if each.side == side}
             rows.append([side, *(_cell(found.get(metric)) for metric in metrics)])
@@ -118,7 +118,7 @@ def _figure(metric: str, value: float) -> str:
 
 
 def goal_rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
-    rows = [["figure", "divided by", "measured", "goal", ""]]
+    rows = [["figure", "divided by", "measured", "goal", "result"]]
     for verdict in verdicts:
         goal = verdict.goal
         what = ", ".join(filter(None, (goal.case, goal.side, METRICS[goal.metric][0])))
@@ -152,12 +152,12 @@ def print_part(report: Report) -> None:
 HEAD = """# Performance
 
 This page shows what the library costs, compared with other libraries at their best settings, and under load. Many figures
-have a goal; a missed goal is marked, and [explained](performance-limits.md). `python3 dev.py bench` measures all of it
-again on your machine.
+have a goal. Each missed goal is marked, and [explained](performance-limits.md). `python3 dev.py bench` measures all
+figures again on your machine.
 
-Compare the ratios: a rate depends on the machine. All rows of a table were measured in the same minutes, in turn (A B A B). A
-figure is the median of its rounds; ± is half the distance between the smallest and the largest round. A ratio is the median
-of the rounds' ratios.
+Compare the ratios, because a rate depends on the machine. All rows of a table were measured in the same minutes, in turn (A
+B A B). A figure is the median of its rounds. The number after ± is half the distance between the smallest and the largest
+round. A ratio is the median of the rounds' ratios.
 """
 
 

@@ -34,48 +34,57 @@ NEAR = 0.9  # of a curve's highest point: there it bends
 POSTGRES_CONNECTIONS = 100  # the default of max_connections
 A_DAY = 1_000_000  # entries, in the example
 
-HEAD = """# How far it goes
+HEAD = """# Scaling
 
-This page shows what one database server carries, measured, and where more dispatchers or more databases stop helping,
-computed by a simulation. `python3 dev.py bench scaling` measures and computes all of it again on your machine. The
-figures are for entries whose send costs nothing, unless the text says otherwise: they show the bounds of the queue.
-A real send costs more than the queue, so most apps are bounded by their services.
+This page shows how many entries one database server can handle, and when to add dispatchers, databases or a broker. The
+figures of one server are measured. The figures of larger machines are computed by a simulation. `python3 dev.py bench
+scaling` measures and computes all figures again on your machine.
+
+Unless the text says otherwise, a send costs nothing. So the figures show the limits of the queue. A real send costs more
+than the queue, and the services of most apps are slower than the queue.
 """
 
 ADD = """## When to add what
 
-**Dispatchers**, when entries wait although the service and the database have room, and for safety: run two at least.
-Real sends use most of a dispatcher's processor, so that a database carries many dispatchers. A dispatcher uses one core.
-Before the next process, raise `concurrency`: with more sends at a time a dispatcher claims more entries in an exchange.
+**Run at least two dispatchers**, so that one machine may fail.
 
-**Not more dispatchers than the bend.** Each dispatcher passes over the rows that the others have claimed, and the fewer
-entries a dispatcher gets, the fewer it claims in an exchange. Both cost the server. After the bend, another dispatcher
-makes all of them slower.
+**Add a dispatcher** when entries wait although the service and the database have room. A dispatcher uses one core, and real
+sends use most of it. First raise `concurrency`: with more sends at a time, a dispatcher claims more entries in one
+*exchange*, which is one round of settling and claiming with the database.
 
-**Databases**, when the server's processors are full, when the tables outgrow its memory, or when it runs out of
-connections. Split them by a key that the app's own transactions never cross, such as the tenant: an entry commits with the
-rows of its own database. Then [one fleet](fleet.md) serves them all. Databases share nothing, so twice as many carry twice
-as much, until something else is shared: the service, the network, or one process that serves them all.
+**Do not add dispatchers beyond the bend** of the curves below. Each dispatcher passes over the rows that the others have
+claimed. And if each dispatcher gets fewer entries, it claims fewer entries in an exchange. Both cost the server CPU. Beyond
+the bend, another dispatcher makes all of them slower.
 
-**A broker**, when many consumers need each message, or when consumers come and go. A broker does not raise these bounds:
-the outbox still writes and settles each entry, and [relays it](brokers.md). It takes the fan-out and the storage of
-messages off the database: one entry for a message instead of one for each consumer.
+**Add a database** when the server's processors are busy, when the tables no longer fit into its memory, or when it runs out
+of connections. An entry commits with the rows of its own database. So [divide the rows](sharding.md) by a key that your
+transactions never cross, such as the tenant. [One fleet](fleet.md) then serves all databases. Two databases handle twice as
+many entries as one, unless they share something else: the service, the network, or the one process that serves both.
+
+**Add a broker** when each message has many consumers, or when consumers often change. The outbox still writes and settles
+each entry, and [publishes it to the broker](brokers.md), so a broker does not raise these limits. But the app enqueues one
+entry for each message, instead of one for each consumer, and the broker stores the messages.
 """
 
 LEFT_OUT = """## What the simulation leaves out
 
-- **Processors only.** A server is also bounded by the bandwidth of its WAL, by locks inside PostgreSQL that many cores
-  compete for, and by vacuum. None of them was measured above this machine's rates: a real server may bend earlier.
-- **Enqueue** uses the same processors. The simulated servers only drain.
-- **The queue is never empty.** With little to do, hints wake all dispatchers for each commit, and each of them sweeps every
-  five seconds: hundreds of idle dispatchers cost the server more than a few busy ones.
-- **Services** always have room. Rate limits, `concurrency` and slow answers are left out.
-- **Connections.** Hundreds of dispatchers on one server need a pooler, which is left out.
-- **Memory and disk reads.** All rows are in the cache.
-- **A dispatcher of several databases** divides its `concurrency` and `in_flight_max` evenly among them. This is not measured.
-- The time of an exchange varies exponentially around its mean: an assumption, which the row of one dispatcher tests.
-- **Switching** between many processes on few cores is a part of the measured time of an exchange, so that machines with a core
-  for each process may do better than computed.
+- **Other limits of a server.** The simulation counts only the processors' time. The bandwidth of the WAL, locks inside
+  PostgreSQL that many cores compete for, and vacuum also limit a server. None of these was measured above this machine's
+  rates, so a real server's curve may bend earlier.
+- **Enqueue.** The simulated servers only drain. On a real server the app's transactions use the same processors.
+- **An empty queue.** The simulated queue is never empty. If there is little to do, each commit wakes all dispatchers, and
+  each dispatcher searches for due entries every five seconds. So hundreds of idle dispatchers cost the server more than a few
+  busy ones.
+- **Services.** The simulated services always have room. The simulation has no rate limits, no `concurrency` and no slow
+  answers.
+- **Connections.** Hundreds of dispatchers on one server need a pooler, which the simulation does not have.
+- **Memory and disk reads.** In the simulation all rows are in the cache.
+- **One process for several databases.** In the simulation it divides its `concurrency` and `in_flight_max` evenly among
+  them. This was not measured.
+- **The time of an exchange.** It is assumed to vary exponentially around its mean. The row of one dispatcher tests this
+  assumption.
+- **Switching between processes.** The measured time of an exchange includes switching between many processes on few cores.
+  So a machine with a core for each process may be faster than computed.
 """
 
 
@@ -100,7 +109,7 @@ def scaling_page(report: Report) -> str:
 def _without_disk(report: Report) -> str:
     if times_of(report).flush >= FLUSH_OF_A_DISK:
         return ""
-    return " The server's files were in memory: its commits waited for no disk."
+    return " The server's files were in memory, so its commits did not wait for a disk."
 
 
 def _short(report: Report) -> str:
@@ -110,13 +119,13 @@ def _short(report: Report) -> str:
     of_connections = median(report, DRAIN, dispatchers(8), "connections") / 8
     waiting, delivered = (_bytes(report, side) for side in ("an entry that waits", "a delivered entry"))
     cores = report.machine["cores"]
-    return f"""- {cores} cores, shared by the server and {dispatchers(int(most[0]))}, drain {most[1]:,.0f} entries a second.
-- A core of the server settles {1e6 / server:,.0f} entries a second that were enqueued before, or enqueues and settles
-  {1e6 / (server + written):,.0f} a second, each in a transaction of its own.
-- A dispatcher holds {of_connections:.0f} connections: {POSTGRES_CONNECTIONS // of_connections:.0f} dispatchers use up the
-  {POSTGRES_CONNECTIONS} that PostgreSQL allows by default.
-- An entry takes {waiting:,.0f} bytes while it waits and {delivered:,.0f} when it is delivered, with its indexes and a payload of
-  100 bytes: a million entries a day, kept for {KEEP.days} days, are {delivered * A_DAY * KEEP.days / 1e9:.0f} GB.
+    return f"""- The server and {dispatchers(int(most[0]))} share {cores} cores, and drain {most[1]:,.0f} entries a second.
+- One core of the server settles {1e6 / server:,.0f} waiting entries a second. If the app also enqueues each entry in a
+  transaction of its own, one core enqueues and settles {1e6 / (server + written):,.0f} a second.
+- A dispatcher uses {of_connections:.0f} connections. So {POSTGRES_CONNECTIONS // of_connections:.0f} dispatchers use
+  the {POSTGRES_CONNECTIONS} connections that PostgreSQL allows by default.
+- With its indexes and a payload of 100 bytes, an entry takes {waiting:,.0f} bytes while it waits, and {delivered:,.0f} bytes
+  when it is delivered. A million entries a day, kept for {KEEP.days} days, take {delivered * A_DAY * KEEP.days / 1e9:.0f} GB.
 """
 
 
@@ -125,8 +134,8 @@ def _bytes(report: Report, side: str) -> float:
 
 
 def _drain(report: Report) -> str:
-    return f"""Entries that do nothing, drained by dispatchers with default settings on the server's own machine. All dispatchers
-are idle when the entries are committed.
+    return f"""Dispatchers with default settings drain entries whose send does nothing. They run on the server's own machine. All
+dispatchers are idle when the entries are committed.
 
 {_picture(HERE_CHART)}
 """
@@ -134,40 +143,42 @@ are idle when the entries are committed.
 
 def _enqueue(report: Report) -> str:
     return """
-Processes that enqueue as fast as they can, with 1 or 100 entries in a transaction. The figures are for an entry:
+Writers are processes that enqueue as fast as they can, with 1 or 100 entries in a transaction. The figures are for one
+entry:
 """
 
 
 def _size(report: Report) -> str:
     return """
-Bytes on the disk for an entry, with a payload of 100 bytes:
+The table shows the bytes on the disk for an entry with a payload of 100 bytes:
 """
 
 
 def _agreement(report: Report) -> str:
     times = times_of(report)
     others = max(median(report, DRAIN, dispatchers(number), "cores_others") for number in PROCESSES)
-    return f"""The simulation is a closed queueing network of the measured times. It was given the CPU of 1 and of 8 dispatchers,
-not their rates, and computed the rates of 1, 2, 4 and 8. The CPU of 2 and 4 is a prediction, too:
+    return f"""The simulation is a closed queueing network. Its input is the measured CPU time of 1 and of 8 dispatchers, not
+their rates. From this it computes the rates of 1, 2, 4 and 8 dispatchers. The CPU time of 2 and 4 dispatchers is a prediction,
+too. The input:
 
-| what | µs |
+| time | µs |
 | --- | --: |
-| CPU of the dispatcher for an exchange | {times.client_exchange:,.0f} |
-| and for each of its entries | {times.client_entry:.1f} |
-| CPU of the server for an exchange: settle, claim, commit | {times.server_exchange:,.0f} |
-| and for each of its entries | {times.server_entry:.1f} |
+| CPU of the dispatcher for one exchange | {times.client_exchange:,.0f} |
+| CPU of the dispatcher for each entry of the exchange | {times.client_entry:.1f} |
+| CPU of the server for one exchange: settle, claim, commit | {times.server_exchange:,.0f} |
+| CPU of the server for each entry of the exchange | {times.server_entry:.1f} |
 | CPU of the server to pass over a row that another open transaction claims | {times.locked_row:.2f} |
-| and over one that another dispatcher has leased | {times.leased_row:.2f} |
-| flush of the WAL, which all commits that wait share | {times.flush:,.0f} |
+| CPU of the server to pass over a row that another dispatcher has leased | {times.leased_row:.2f} |
+| one flush of the WAL, which all waiting commits share | {times.flush:,.0f} |
 
-How many entries a dispatcher claims at once follows the library's own rule. When all cores are busy, a rate is the
-cores divided by the CPU of an entry, so these rows test how the CPU grows with the dispatchers.
-Other programs used up to {others:.1f} of the machine's cores meanwhile; the simulation was given the rest.
+The number of entries that a dispatcher claims at once follows the library's own rule. When all cores are busy, the rate is
+the number of cores divided by the CPU time of an entry. So these rows test how the CPU time grows with the number of
+dispatchers. Other programs used up to {others:.1f} of the machine's cores meanwhile, and the simulation has only the rest.
 """
 
 
 def agreement_rows(report: Report) -> list[list[str]]:
-    rows = [["", "measured, a second", "computed, a second", "difference"]]
+    rows = [["dispatchers", "measured, a second", "computed, a second", "difference"]]
     for number, share in differences(report).items():
         side = dispatchers(number)
         rates = (median(report, case, side, "per_second") for case in (DRAIN, HERE))
@@ -182,10 +193,10 @@ def differences(report: Report) -> dict[int, float]:
 
 
 def _larger(report: Report) -> str:
-    return f"""**All of this is computed, none of it is measured.** Each dispatcher has a core of its own. Each database has a
-server of its own, {ROUND_TRIP / 1000:g} ms away, whose cores are as fast as the measured ones. A flush of the WAL takes
-{FLUSH / 1000:g} ms at least. The dispatchers share the databases evenly. In the third picture each send takes
-{SEND:g} µs of its dispatcher's CPU, about as an HTTP request does.
+    return f"""**All figures of this section are computed. None is measured.** Each dispatcher has a core of its own.
+Each database has a server of its own, with a round trip of {ROUND_TRIP / 1000:g} ms, whose cores are as fast as the
+measured ones. A flush of the WAL takes at least {FLUSH / 1000:g} ms. The dispatchers share the databases evenly. In the
+third picture each send takes {SEND:g} µs of its dispatcher's CPU, about as much as an HTTP request.
 
 {_picture(ONE)}
 
@@ -193,12 +204,14 @@ server of its own, {ROUND_TRIP / 1000:g} ms away, whose cores are as fast as the
 
 {_picture(SENDS)}
 
-A curve bends at the first number of dispatchers that reaches {NEAR:.0%} of its highest rate:
+A curve bends at the first number of dispatchers with {NEAR:.0%} of its highest rate:
 """
 
 
 def bend_rows(report: Report) -> list[list[str]]:
-    rows = [["", "bends at, dispatchers", "entries a second there", "with 1,000 dispatchers"]]
+    rows = [
+        ["curve", "dispatchers at the bend", "entries a second at the bend", "entries a second with 1,000 dispatchers"]
+    ]
     for curve in CURVES:
         line = points(report, curve.case)
         most = max(rate for _, rate in line)

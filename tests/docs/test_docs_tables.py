@@ -234,9 +234,9 @@ def test_a_setting_that_is_missing_wrong_or_too_much_is_noticed() -> None:
 
 def test_the_statuses_of_the_page_mean_what_the_code_says() -> None:
     markdown = (ROOT / "docs" / "http-adapter.md").read_text()
-    rows = rows_of(markdown, "status", "by itself")
+    rows = rows_of(markdown, "status", "by default")
     printed = {
-        int(status): row["by itself"]
+        int(status): row["by default"]
         for row in rows
         for status in re.findall(r"\b\d{3}\b", row["status"])
         if "to" not in row["status"]
