@@ -1,4 +1,4 @@
-"""The process that sends: it sends entries to outside services under their child keys.
+"""The dispatcher: the process that sends entries to outside services under their child keys.
 
     effects = Operations()
 

@@ -125,7 +125,7 @@ class Callbacks:
         for source in sources:
             for (kind, name), callback in source.items():
                 if (kind, name) in self._registered:
-                    raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
+                    raise ConfigurationError(f"{kind}({name!r}) is registered twice: register one callback")
                 self._registered[kind, name] = callback
         self.to_record = frozenset(_name(kind, name) for kind, name in self._registered if kind != "on_completed")
         self._may_call: dict[str, bool] = {}

@@ -111,7 +111,7 @@ class Operations:
     def _callback(self, kind: Kind, name: str) -> Callable[[Registered], Registered]:
         def register(function: Registered) -> Registered:
             if (kind, name) in self._callbacks:
-                raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
+                raise ConfigurationError(f"{kind}({name!r}) is registered twice: register one callback")
             _require_function(f"{kind}({name!r})", function)
             self._callbacks[kind, name] = function
             return function

@@ -59,7 +59,7 @@ class Outbox:
         """Check the database and the settings when the app starts. With an AsyncEngine, await it.
 
         The check runs in one transaction that only reads.
-        Raises `ConfigurationError` if the secret is missing, if the database is neither PostgreSQL nor SQLite, if it belongs
+        Raises `ConfigurationError` if the secret is missing, if the database is not supported, if it belongs
         to another env, or if a secret differs from the one that the dispatchers recorded for its kid. Raises `SchemaError` if
         tables are missing or outdated. Errors of the database itself, such as a refused connection, are raised unchanged.
         """

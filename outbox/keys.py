@@ -106,7 +106,7 @@ class Keyring:
     """The secrets from which child keys are derived, each under its key id (kid).
 
     secrets: at least 32 random bytes each. current: the kid that new parents use; may be left out if there is one secret.
-    Raises `ConfigurationError` for a short secret, a malformed kid, an unknown `current`, and what is no mapping.
+    Raises `ConfigurationError` for a short secret, a malformed kid, an unknown `current`, and secrets that are not a mapping.
     """
 
     __slots__ = ("_secrets", "current", "is_public")

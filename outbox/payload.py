@@ -17,7 +17,7 @@ def encode_json(name: str, value: Any, bytes_max: int) -> bytes:
         ) from None
     if len(data) > bytes_max:
         raise NotSerializable(
-            f"the {name} has {len(data)} bytes of JSON, at most {bytes_max} are taken:"
+            f"the {name} has {len(data)} bytes of JSON, and at most {bytes_max} are allowed:"
             " store the large part elsewhere and enqueue a reference to it"
         )
     return data

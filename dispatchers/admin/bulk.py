@@ -91,7 +91,7 @@ class BulkDecision:
         if self.verdict is not None:
             check_resolution(self.verdict, self.actor, self.reason, self.result)
         if self.action == "again" and self.configuration is None:
-            raise ConfigurationError("to ask again derives keys: set OUTBOX_SECRET and OUTBOX_ENV as for the app")
+            raise ConfigurationError("asking again derives a new key: set the app's OUTBOX_SECRET and OUTBOX_ENV")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

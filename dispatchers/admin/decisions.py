@@ -197,7 +197,7 @@ def check_resolution(verdict: Verdict, actor: str, reason: str, result: Any) -> 
     if verdict not in RESOLVED_STATES:
         raise InvalidValue("verdict", verdict, f"must be one of {sorted(RESOLVED_STATES)}")
     if not reason.strip():
-        raise InvalidValue("reason", reason, "must say how you know; it is recorded")
+        raise InvalidValue("reason", reason, "must say how you know the outcome; it is recorded")
     check_decision(actor, reason)
     if result is not None:
         encode_json("result", result, RESULT_BYTES_MAX)

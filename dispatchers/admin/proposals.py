@@ -73,7 +73,7 @@ def propose(
     than `ENTRIES_MAX` entries and for a time limit above `VALID_FOR_MAX`, and what `preview` raises.
     """
     if not timedelta(0) < valid_for <= VALID_FOR_MAX:
-        raise InvalidValue("valid_for", valid_for, f"must be more than nothing, and {VALID_FOR_MAX} at most")
+        raise InvalidValue("valid_for", valid_for, f"must be positive, and at most {VALID_FOR_MAX}")
     found = preview(connection, tables, wanted, decision, among=among, seen_at=seen_at)
     if not found.ids:
         why = "; ".join(found.left_alone) or "no entry meets the filter"

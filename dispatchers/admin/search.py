@@ -87,7 +87,7 @@ def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = R
     try:
         check_field("parent", text)
     except InvalidValue as error:
-        raise InvalidValue("text", text, f"no key can be this: {error}") from None
+        raise InvalidValue("text", text, f"this cannot be a key: {error}") from None
     answers = {"child keys": tables.entry.c.tag, "services' answers": tables.settlement.c.result}
     withheld = unreadable(connection, [*answers.values(), tables.queue.c.outcome])
     search = _Search(connection, tables, text, database_now(connection), rows_max, withheld)

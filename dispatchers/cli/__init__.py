@@ -34,7 +34,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "list": Command("entries:list_entries", "List entries by state, destination, operation or parent."),
         "show": Command("entries:show", "Show one entry in full: fields, state and history."),
         "verify": Command("verify:verify", "Check the stored history against the invariants."),
-        "doctor": Command("doctor:doctor", "Find what is wrong with the set-up, and say what to do."),
+        "doctor": Command("doctor:doctor", "Find faults of the setup, and name a remedy for each."),
         "audit": Command("audit:audit", "List the decisions of operators, the newest first."),
         "destinations": Command("destinations:destinations", "Show each destination's backlog and throttling."),
     },
@@ -53,7 +53,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
     "Set up": {
         "db": Command("db:db", "Create, upgrade and check the outbox's tables."),
         "callbacks": Command("callbacks:callbacks", "Manage the recorded callbacks."),
-        "user": Command("user:user", "Print the line of a user of `outbox web`."),
+        "user": Command("user:user", "Print a line for the file of users of `outbox web`."),
         "keys": Command("keys:keys", "Generate secrets and derive keys."),
         "docs": Command("docs:docs", "Print API documentation from the settings."),
         "config": Command("config:config", "Show the effective configuration and its sources."),

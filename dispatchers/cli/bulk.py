@@ -45,8 +45,14 @@ def bulk_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(bulk=Bulk(dry_run, yes, most, rate, propose), **rest)
 
     for option in (
-        click.option("--propose", is_flag=True, help="Only propose it: another operator runs `outbox confirm`."),
-        click.option("--rate", type=click.FloatRange(0.1), help="With a filter: entries per second at most."),
+        click.option(
+            "--propose",
+            is_flag=True,
+            help="Change nothing, and propose the decision: another operator runs `outbox confirm`.",
+        ),
+        click.option(
+            "--rate", type=click.FloatRange(0.1), help="With options that select entries: entries per second at most."
+        ),
         click.option(
             "--max",
             "most",
@@ -54,7 +60,11 @@ def bulk_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=f"With a filter: the most entries; required above {UNASKED_MAX}.",
         ),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
-        click.option("--dry-run", is_flag=True, help="With a filter: only say what would be done."),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="With options that select entries: print what would be done, and change nothing.",
+        ),
     ):
         with_bulk = option(with_bulk)
     return with_bulk

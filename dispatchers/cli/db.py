@@ -121,7 +121,7 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 def roles(dialect: str, schema: str | None, prefix: str, **names: str) -> None:
     """Print the SQL that creates the database's roles.
 
-    There are none in the portable mode.
+    The portable mode has no such roles.
     """
     from outbox import migrations
 

@@ -101,8 +101,7 @@ def resolve(
     """Record the outcome of uncertain entries.
 
     Give an ID, or options that select entries. Ask the service first whether the effect happened. The decision is
-    recorded with its reason. On a terminal, the command
-    asks for confirmation.
+    recorded with its reason. On a terminal, the command asks for confirmation.
     """
     from dispatchers.admin import decisions
 
@@ -166,8 +165,8 @@ def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | 
     """Release suspended entries or a blocked group.
 
     Give an ID, or options that select entries. An ordering group contains the entries of one ordering key. It is
-    blocked if one of them is failed or uncertain. With
-    --ordering-key alone its group is released; with --suspended too, the suspended entries of this key.
+    blocked if one of them is failed or uncertain. --ordering-key alone releases the group of this key. --ordering-key with
+    --suspended releases the suspended entries of this key.
     """
     from dispatchers.admin import decisions
 
@@ -208,10 +207,9 @@ def _release_group(ordering_key: str, actor: str, reason: str | None, target: op
 def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
     """Enqueue failed or cancelled entries once more.
 
-    Give an ID, or options that select entries. A new entry has the same payload, options, headers and parent, a
-    discriminator of its own, and so another child key: for
-    the service it is a new effect. Asked twice, one new entry is made. Needs OUTBOX_SECRET and OUTBOX_ENV as the app
-    has them.
+    Give an ID, or options that select entries. A new entry has the same payload, options, headers and parent. It
+    has a discriminator of its own, and so another child key: for the service it is a new effect. If you ask twice for one
+    entry, there is one new entry. Needs the app's OUTBOX_SECRET and OUTBOX_ENV.
     """
     from dispatchers.admin.again import again as ask_again
 

@@ -1,4 +1,4 @@
-"""`outbox doctor`: find what is wrong with the set-up."""
+"""`outbox doctor`: find what is wrong with the setup."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ DRIVERS = {"psycopg_async": "psycopg", "mysqldb": "MySQLdb"}
 @over_databases
 @click.pass_context
 def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
-    """Find what is wrong with the set-up, and say what to do.
+    """Find faults of the setup, and name a remedy for each.
 
     Checks the tables, OUTBOX_ENV and OUTBOX_SECRET, the running dispatchers and their settings, operations and callbacks
     that no dispatcher serves, and the database server. Changes nothing; each check has a time limit. Lists the checks that it

@@ -91,10 +91,12 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
 def list_entries(text: str | None, given: Given, limit: int, after: Any, target: options.Target) -> None:
     """List entries by state, destination, operation or parent.
 
-    Lists unfinished entries, the earliest due first. With --state uncertain alone: the oldest doubt first. With --state
-    delivered, failed or cancelled: finished entries, the newest first, by default of the last day.
+    Lists unfinished entries, the earliest due first. With --state uncertain alone, the entry that has been in doubt longest
+    comes first. With --state delivered, failed or cancelled, lists finished entries, the newest first, by default those of
+    the last day.
 
-    With TEXT, lists what it names: an Idempotency-Key, an ordering key, a child key, an id of the service such as pi_123.
+    TEXT is an Idempotency-Key, an ordering key, a child key, or an id in a service's answer such as pi_123: lists the entries
+    that it names.
     """
     from dispatchers.admin import entries as admin_entries
 
@@ -149,8 +151,8 @@ def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
 def show(text: str, payload: bool, actor: str, reason: str | None, target: options.Target) -> None:
     """Show one entry in full: fields, state and history.
 
-    ID is the entry's id, or at least its first 8 digits. TEXT is what names it otherwise, as for `list`: if it names several
-    entries, they are listed. --actor and --reason are recorded with --payload only.
+    ID is the entry's id, or at least its first 8 digits. TEXT names the entry as for `list`. If TEXT names several entries, the
+    command lists them. --actor and --reason are recorded with --payload only.
     """
     from dispatchers.admin import entries as admin_entries
     from dispatchers.admin import search

@@ -31,11 +31,11 @@ _OPTIONS = (
     options.any_source_option,
     options.once_option("--ordering-key", help="Only entries of this ordering key."),
     click.option("--suspended", is_flag=True, help="Only entries that an operator or a check suspended."),
+    options.once_option("--reason-contains", help="Only entries whose reason contains this text."),
     options.once_option(
-        "--reason-contains", help="Only entries with this text in why they failed, wait or are uncertain."
-    ),
-    options.once_option(
-        "--since", type=options.Since(), help="Only entries due, or finished, since then: 15m, 2h, 7d or an instant."
+        "--since",
+        type=options.Since(),
+        help="Only entries that became due, or finished, since then: 15m, 2h, 7d or an instant.",
     ),
     options.once_option("--enqueued-since", type=options.Since(), help="Only entries enqueued since then."),
     options.once_option(

@@ -17,7 +17,7 @@ def once_option(name: str, **settings: Any) -> Callable[[Decorated], Decorated]:
 
     def value_of(ctx: click.Context, param: click.Parameter, values: tuple[Any, ...]) -> Any:
         if len(values) > 1:
-            raise click.BadParameter(f"it was given {len(values)} times, and one value is possible")
+            raise click.BadParameter(f"was given {len(values)} times: give one value")
         return values[0] if values else None
 
     return click.option(name, multiple=True, callback=value_of, **settings)
@@ -73,7 +73,7 @@ def actor_name(ctx: click.Context, param: click.Parameter, value: str | None) ->
     try:
         return getuser() if value is None else value
     except (KeyError, OSError):  # a container's user without a name; which of the two depends on Python's version
-        raise click.UsageError("this system's user has no name: give --actor") from None
+        raise click.UsageError("the system's user has no name: give --actor") from None
 
 
 # --- values

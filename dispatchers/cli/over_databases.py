@@ -123,7 +123,7 @@ def url_of_one(context: click.Context, databases: str | None, database: str | No
     if "://" not in database:
         return _url_of_name(databases, database)
     if _is_typed(context, "databases"):
-        raise click.UsageError("with --databases, --database is a name of the file, and no URL")
+        raise click.UsageError("with --databases, --database must be a name in the file, and not a URL")
     return database
 
 
@@ -136,7 +136,7 @@ def _url_of_name(path: str, name: str) -> str:
 
     databases = read_databases(path)
     if name not in databases:  # it is not shown: it may be a part of a URL
-        raise click.UsageError(f"--database is no name of {path}: it names {', '.join(databases)}")
+        raise click.UsageError(f"--database is not a name in {path}, which names {', '.join(databases)}")
     return databases[name].render_as_string(hide_password=False)
 
 

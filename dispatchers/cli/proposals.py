@@ -68,7 +68,7 @@ def confirm(id: UUID | None, withdraw: bool, env: str | None, actor: str, target
     """Confirm a decision that another operator proposed.
 
     Carries out what was proposed with --propose. Without ID, lists the proposals, the newest first. To confirm `again`, set
-    OUTBOX_SECRET and OUTBOX_ENV as the app has them.
+    the app's OUTBOX_SECRET and OUTBOX_ENV.
     """
     from dispatchers.admin import proposals
 

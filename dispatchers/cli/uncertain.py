@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     """Look an uncertain entry up at the service again.
 
-    A running dispatcher does that at once. It sends the entry again only if the service proves that it did not happen.
+    A running dispatcher makes the lookup at once. It sends the entry again only if the service proves that it did not happen.
     """
     from dispatchers.admin import uncertain_decisions
 
@@ -37,7 +37,7 @@ def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     "--key",
     required=True,
     type=click.Choice(["same", "new"]),
-    help="The same key while the service remembers it; a new one after that.",
+    help="The same key while the service remembers it; a new key after that.",
 )
 @decision_options(reason_required=True)
 def resend(id: str, key: 'Literal["same", "new"]', actor: str, reason: str, target: options.Target) -> None:

@@ -21,7 +21,7 @@ from dispatchers.cli.output import answer
 @click.password_option(help="The password; without this option the command asks for it.")
 @json_option
 def user(name: str, roles: tuple[str, ...], password: str) -> None:
-    """Print the line of a user of `outbox web`.
+    """Print a line for the file of users of `outbox web`.
 
     Append it to the file that `outbox web --users` reads. The line contains the hash of the password, not the password.
     """

@@ -44,7 +44,7 @@ PORT = 8460
     "--read-database",
     envvar="OUTBOX_READ_DATABASE_URL",
     show_envvar=True,
-    help="SQLAlchemy URL where pages are read: a replica, or the role of the dashboard. By default --database.",
+    help="SQLAlchemy URL from which pages are read, for example of a replica. By default --database.",
 )
 @click.option(
     "--root-path", default="", help="Path prefix that a proxy removes before it passes a request on, e.g. /outbox."
@@ -78,7 +78,7 @@ def web(
     """Serve the dashboard: a page and a JSON API for operators.
 
     The dashboard runs until SIGTERM. Mount it in your own app instead, if your operators sign in there: see docs/dashboard.md.
-    With OUTBOX_SECRET and OUTBOX_ENV as the app has them, operators may also ask again for failed entries.
+    With the app's OUTBOX_SECRET and OUTBOX_ENV, operators may also ask again for failed entries.
     """
     for package in ("starlette", "jinja2", "uvicorn"):
         if importlib.util.find_spec(package) is None:

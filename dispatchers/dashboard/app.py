@@ -274,7 +274,7 @@ def _checked(outbox: Outbox | None, schema: str | None, prefix: str) -> Configur
 
 def _require(identity: Identity, wanted: View | Action) -> None:
     if not identity.may(wanted.role):
-        raise Failure(403, "role", f"{identity.name!r} has not the role {wanted.role}, which this needs")
+        raise Failure(403, "role", f"{identity.name!r} does not have the role {wanted.role}, which this request needs")
 
 
 def as_json_response(value: Any) -> Response:

@@ -120,7 +120,11 @@ def _of_database(error: DBAPIError | TimeoutError) -> Failure:
             "the database role of this dashboard may not do this: `outbox db roles` prints the rights of each role",
         )
     if code in NOT_DEFINED:
-        log.error("the tables lack what the dashboard reads: %s", cause_of(error), exc_info=error)
+        log.error(
+            "the dashboard needs a table or column that does not exist: %s; run `outbox db upgrade`",
+            cause_of(error),
+            exc_info=error,
+        )
         return Failure(503, "schema", "the outbox's tables are of another release: run `outbox db upgrade`")
     if isinstance(error, TimeoutError) or is_outage(error):
         log.warning("the database is unavailable for the dashboard: %s", cause_of(error))

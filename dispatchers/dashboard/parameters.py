@@ -44,7 +44,9 @@ def parse(kind: type[T], given: Mapping[str, Sequence[Any]], *, as_json: bool = 
     for name in given:
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise Failure(400, "unknown_parameter", f"there is no parameter {name!r} here; there are: {listed}", name)
+            raise Failure(
+                400, "unknown_parameter", f"there is no parameter {name!r} here; the parameters are: {listed}", name
+            )
     values = {}
     for name, each in known.items():
         hint = hints[name]

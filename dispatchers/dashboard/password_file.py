@@ -30,7 +30,7 @@ CHALLENGE = {"WWW-Authenticate": 'Basic realm="outbox", charset="UTF-8"'}
 def user_line(name: str, roles: Sequence[str], password: str) -> str:
     """The line of a user. Raises `ConfigurationError` for a name or a role that cannot be."""
     if ":" in name or name != name.strip():
-        raise ConfigurationError(f"a user's name has no colon, and no space at its ends: {name!r}")
+        raise ConfigurationError(f"a user's name must not contain a colon, or begin or end with a space: {name!r}")
     Identity(name, roles)
     salt = secrets.token_bytes(SALT_BYTES)
     return f"{name}:{'+'.join(roles)}:{_encoded(salt)}.{_encoded(_hash(password, salt))}"

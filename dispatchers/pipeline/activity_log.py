@@ -128,7 +128,7 @@ class ActivityLog:
 
     def note_lost(self, entry: ClaimedEntry, change: Transition) -> None:
         log.warning(
-            "entry %s: its lease was lost before it was settled (%s)",
+            "entry %s: its lease was lost before this process stored the outcome (%s); another process has taken the entry over",
             entry.id,
             type(change).__name__,
             extra=of_entry(entry),

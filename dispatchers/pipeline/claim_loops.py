@@ -388,7 +388,7 @@ class ClaimLoops:
         if not self._has_refreshed:
             self._callbacks.learn(await self._store.callbacks(self._callbacks.to_record))
         if self._callbacks.to_record and (taken := await self._store.take_over(self._callbacks.to_record)):
-            log.info("took over %d entries whose callbacks other processes do not have", taken)
+            log.info("took over %d entries that waited for callbacks which this process has", taken)
 
     async def _learn_callbacks(self) -> None:
         """Read the recorded callbacks again: an entry may have got a callback that only another process has."""

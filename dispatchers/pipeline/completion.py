@@ -103,7 +103,7 @@ class CompletionWorker:
         }  # forget old failures
         self._failed[request.id] = tries + 1, now + min(first * 2 ** min(tries, 10), most)
         log.error(
-            "request %s: on_completed(%r) raised %s",
+            "request %s: on_completed(%r) raised %s; it is called again later",
             request.id,
             request.completion,
             described(problem),

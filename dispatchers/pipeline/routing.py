@@ -160,7 +160,7 @@ def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
             )
         for name, adapter in source.items():
             if name in merged:
-                raise ConfigurationError(f"operation {name!r} is registered twice: which adapter is meant?")
+                raise ConfigurationError(f"operation {name!r} is registered twice: register one adapter")
             merged[name] = adapter
     if not merged:
         raise ConfigurationError(

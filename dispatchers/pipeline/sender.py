@@ -266,7 +266,7 @@ class Sender:
         except asyncio.CancelledError:
             if not _is_overdue_only(worker):
                 raise
-            log.warning("entry %s (%s): timed out while deriving its key", entry.id, entry.operation)
+            log.warning("entry %s (%s): deriving its key did not end before the deadline", entry.id, entry.operation)
         except Exception as error:
             log.exception("entry %s (%s) cannot be sent: deriving its key failed", entry.id, entry.operation)
             self._activity.errors.report("dispatcher", error, entry)
@@ -304,7 +304,9 @@ class Sender:
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
-            return Deferred("no delivery can be made from it; the log shows why")
+            return Deferred(
+                "cannot be sent, because no delivery can be made from its row; the traceback follows; the log shows why"
+            )
         worker.outcome = storable(await self._ask(worker, entry, route, route.send, delivery))
         return worker.outcome
 
@@ -312,7 +314,9 @@ class Sender:
         self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float
     ) -> Finding:
         if delivery is None:
-            return CannotTell("no delivery can be made from it; the log shows why")
+            return CannotTell(
+                "cannot be sent, because no delivery can be made from its row; the traceback follows; the log shows why"
+            )
         age = self._database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
         answer = await self._ask(worker, entry, route, route.find, delivery)
@@ -349,7 +353,7 @@ class Sender:
                 f"no answer within {route.timeout_seconds:g} s" if worker.overdue else "the adapter cancelled itself"
             )
         except (Exception, BaseExceptionGroup, SystemExit) as error:
-            log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
+            log.exception("the adapter of %r raised for entry %s: this counts as no answer", route.name, entry.id)
             self._activity.errors.report("adapter", error, entry)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
@@ -380,5 +384,9 @@ def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> D
             entry.ordering_key,
         )
     except Exception:
-        log.exception("entry %s (%s): no delivery can be made from it", entry.id, entry.operation)
+        log.exception(
+            "entry %s (%s): cannot be sent, because no delivery can be made from its row; the traceback follows",
+            entry.id,
+            entry.operation,
+        )
         return None

@@ -57,7 +57,7 @@ def add_database(databases: dict[str, URL], name: str, given: str | URL) -> None
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is not a name: use letters, digits, `_`, `-` and `.`, at most 63")
     if name in databases:
-        raise ConfigurationError(f"the name {name!r} is there twice")
+        raise ConfigurationError(f"the name {name!r} occurs twice")
     url = url_of(given, f"the database {name!r}")
     if url.get_dialect().is_async:
         raise ConfigurationError(f"the driver of {name!r} is asynchronous: write postgresql+psycopg://")

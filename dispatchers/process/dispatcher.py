@@ -238,14 +238,14 @@ class Dispatcher:
             raise self._loops.refusal
 
     async def reconcile(self) -> None:
-        """Request lookups for a page of entries that became uncertain without one; the schedule repeats this."""
+        """Request lookups for a page of entries that became uncertain without a lookup; the schedule repeats this."""
         if self._routes.can_look_up:
             self._sought = await self.store.request_lookups(
                 self._routes.may_look_up, self._settings.fencing_delay, self._sought
             )
 
     async def report_backlog(self) -> None:
-        """Log what waits for each destination, and report it to the observer; the schedule repeats this."""
+        """Log the waiting entries of each destination, and report them to the observer; the schedule repeats this."""
         gauges = await report_gauges(self.store.run, self.store.tables)
         lags = await report_lag(self.store.run, self.store.tables)
         if self._activity.is_observed:

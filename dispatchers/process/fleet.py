@@ -50,7 +50,7 @@ class Fleet:
     adapters, include, keyring, outbox, trace, report, settings: those of a `Dispatcher`, for all databases. `concurrency`,
         `in_flight_max` and `limits` hold over all of them together, and the databases share them fairly.
         `identity_file` is a folder, with one file for each database.
-    observe: gives an observer of each database, such as `dispatchers.telemetry.prometheus.observers()`.
+    observe: a function that returns the observer of a database, such as `dispatchers.telemetry.prometheus.observers()`.
 
     The databases are independent: if one does not answer or is refused, the others continue. Raises `ConfigurationError` for
     adapters that break the guarantees, and for wrong names and URLs.
@@ -155,7 +155,7 @@ class Fleet:
     async def pump(self, stopping: asyncio.Event) -> None:
         """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters.
 
-        Raises what a database raised that did not take the last outcomes, after the others have ended.
+        If a database has not stored the last outcomes, raises its error, after the other databases have ended.
         """
         if not self.databases:
             raise ConfigurationError(
@@ -222,7 +222,9 @@ class Fleet:
         self._served = {name: served for name, served in self._served.items() if not served.task.done()}
         for name, served in self._served.items():
             if self.databases.get(name) != served.url and not served.leaving.is_set():
-                log.info("database %r has %s: draining", name, "moved" if name in self.databases else "left the file")
+                log.info(
+                    "database %r has %s: draining", name, "moved" if name in self.databases else "gone from the file"
+                )
                 served.leave()
         for name, url in self.databases.items():
             if name not in self._served:
@@ -263,7 +265,7 @@ class Fleet:
                 self._observe.of(database)(UNSERVED)
 
     def left(self, database: str) -> None:
-        """Report nothing of a database any more."""
+        """Stop reporting a database: it is no longer served."""
         if self._observe is not None:
             with _sending_unaffected():
                 self._observe.forget(database)

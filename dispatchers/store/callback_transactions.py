@@ -187,7 +187,10 @@ class CallbackTransactions:
             elif raw is not None:
                 await on_own_thread("outbox-callback-end", raw.close)
         except Exception as error:  # then the server's limits end the transaction
-            log.warning("cannot end the transaction of a callback that timed out: %s", type(error).__name__)
+            log.warning(
+                "cannot end the transaction of a callback that timed out: %s; the server's time limits end it",
+                type(error).__name__,
+            )
 
     def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         with self._engine.connect() as connection:

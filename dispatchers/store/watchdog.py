@@ -52,7 +52,7 @@ class Silence:
         """
         self._connection = connection
         if self._is_given_up:
-            raise DatabaseSilent("the database answered after the wait was given up")
+            raise DatabaseSilent("the database answered after this process had stopped waiting")
 
     async def wait(self, working: "asyncio.Future[Any]", given_up: Callable[[], None]) -> Any:
         """The result of `working`. Raises `DatabaseSilent` if the work does not end after its connection was dropped.

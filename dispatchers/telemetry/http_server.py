@@ -153,6 +153,6 @@ class HttpServer:
         try:
             body, content_type = await asyncio.shield(self._scrape)
         except Exception:
-            log.exception("the metrics cannot be collected")
-            return Answer(500, b"the metrics cannot be collected; the log shows why\n")
+            log.exception("cannot collect the metrics")
+            return Answer(500, b"cannot collect the metrics; the log shows why\n")
         return Answer(200, body, content_type)

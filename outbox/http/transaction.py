@@ -37,7 +37,7 @@ def undone_by_conflict() -> Iterator[None]:
             raise
         raise undone from error
     except PoolTimeout as error:
-        log.warning("request answered with 503: no free connection in the pool: %s", error)
+        log.warning("request answered with 503 and undone: no free connection in the pool: %s", error)
         raise RequestUndone(
             "no database connection was free: nothing was done; send the request again", RETRY_AFTER
         ) from error
@@ -49,7 +49,7 @@ def undone_by(state: str | None) -> RequestUndone | None:
         why = "ended this request's transaction in favour of another one"
     elif state in TIMEOUTS:
         # Unlike a conflict this may be the app's mistake, and a client that comes again hides it.
-        log.warning("request answered with 503: one of its statements timed out (SQLSTATE %s)", state)
+        log.warning("request answered with 503 and undone: one of its statements timed out (SQLSTATE %s)", state)
         why = "did not finish this request in time"
     else:
         return None

@@ -143,7 +143,7 @@ def refuse_tables_of_others(connection: Connection, schema: str | None, prefix: 
     names = _existing_tables(connection, schema, prefix)
     if names:
         raise SchemaError(
-            f"{', '.join(sorted(names))} exist already in the database {place_of(connection.engine)}, and no migration"
+            f"{', '.join(sorted(names))} already exist in the database {place_of(connection.engine)}, and no migration"
             f" of the outbox made them ({prefix}version is missing); nothing was changed. If the app's own Alembic"
             " makes the outbox's tables, it brings them up to date too: `alembic revision --autogenerate` and `alembic upgrade"
             " head`. If these are not the outbox's tables, give the outbox another prefix or schema"

@@ -123,7 +123,7 @@ def _check(connection: Connection) -> None:
         raise ConfigurationError(f"the outbox needs MariaDB {'.'.join(map(str, VERSION_MIN))} or later, not {version}")
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(modes.split(",")):
         raise ConfigurationError(
-            "sql_mode lacks STRICT_TRANS_TABLES, so MariaDB would cut off what is too long: leave it at its default"
+            "sql_mode lacks STRICT_TRANS_TABLES, so MariaDB would cut off values that are too long: leave sql_mode at its default"
         )
     if any(mode in modes for mode in _OTHER_SQL):
         raise ConfigurationError(f"sql_mode has {' or '.join(_OTHER_SQL)}: leave it at its default")

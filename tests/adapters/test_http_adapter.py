@@ -148,8 +148,8 @@ NAMES = ", ".join(sorted(MEANINGS))
 @pytest.mark.parametrize(
     ("statuses", "text"),
     [
-        ({99: "unknown"}, "statuses: 99 is no HTTP status from 200 to 599"),
-        ({"409": "unknown"}, "statuses: '409' is no HTTP status from 200 to 599"),
+        ({99: "unknown"}, "statuses: 99 is not an HTTP status from 200 to 599"),
+        ({"409": "unknown"}, "statuses: '409' is not an HTTP status from 200 to 599"),
         ({409: "retry"}, f"statuses: 409 must be one of {NAMES}, or a plain function of the answer, not 'retry'"),
         ({409: None}, f"statuses: 409 must be one of {NAMES}, or a plain function of the answer, not None"),
         (

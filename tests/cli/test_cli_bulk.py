@@ -172,7 +172,7 @@ def test_a_reason_from_outside_cannot_write_to_the_terminal(database: Database, 
 def test_a_filter_that_has_one_value_is_refused_if_it_is_repeated(sqlite: Database, option: str) -> None:
     given = (option, "1h", option, "2h")
 
-    assert f"Invalid value for '{option}': it was given 2 times" in error_of("list", *given, database=sqlite)[2]
+    assert f"Invalid value for '{option}': was given 2 times" in error_of("list", *given, database=sqlite)[2]
     assert f"Invalid value for '{option}'" in error_of("cancel", *given, *WHY, "--dry-run", database=sqlite)[2]
 
 

@@ -165,12 +165,12 @@ def test_one_database_can_be_asked_although_a_variable_names_all(shards: Shards,
     [
         (
             ("status", "--databases", "{path}", "--database", "sqlite://"),
-            "--database is a name of the file, and no URL",
+            "--database must be a name in the file, and not a URL",
         ),
         (("status",), "Missing option '--database'"),
         (
             ("status", "--databases", "{path}", "--database", "north"),
-            "--database is no name of {path}: it names east, west",
+            "--database is not a name in {path}, which names east, west",
         ),
         (("retry", "--databases", "{path}", "--operation", "crm"), "give --database NAME, one of east, west"),
         (("confirm", "--databases", "{path}"), "give --database NAME, one of east, west"),
@@ -190,7 +190,7 @@ def test_options_that_do_not_fit_are_refused(shards: Shards, arguments: tuple[st
     assert says.format(path=shards[0]) in " ".join(text.split())
 
 
-# --- the set-up of all databases
+# --- the setup of all databases
 
 
 def test_upgrade_says_a_line_for_each_database(tmp_path: Path) -> None:

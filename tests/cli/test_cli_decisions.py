@@ -177,7 +177,7 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
     status, text = refused("retry", "a3a344f6", database=sqlite)
 
     assert status == 2
-    assert "this system's user has no name: give --actor" in text
+    assert "the system's user has no name: give --actor" in text
 
 
 # --- what is refused
@@ -274,7 +274,7 @@ def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--reason", " "), "must say how you know; it is recorded"),
+        (("--reason", " "), "must say how you know the outcome; it is recorded"),
         (("--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
         ((*LOOKED, "--actor", ""), "must name the operator; it is recorded"),
         ((*LOOKED, "--result", json.dumps("x" * 70_000)), "result"),

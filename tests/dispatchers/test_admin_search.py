@@ -128,5 +128,5 @@ def test_what_many_entries_share_is_cut_off(database: Database, ob: outbox.Outbo
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\0b"])
 def test_what_no_key_can_be_is_refused(database: Database, text: str) -> None:
-    with pytest.raises(InvalidValue, match=r"text '.*no key can be this"):
+    with pytest.raises(InvalidValue, match=r"text '.*this cannot be a key"):
         search(database, text)

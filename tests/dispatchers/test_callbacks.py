@@ -313,7 +313,7 @@ OUTBOX = outbox.Outbox(outbox.Keyring({"k1": SECRET}), env="test")
         (
             registering_twice,
             outbox.ConfigurationError,
-            r"on_settled\('crm.upsert'\) is registered twice: which callback",
+            r"on_settled\('crm.upsert'\) is registered twice: register one callback",
         ),
         (registering_in_two_modules, outbox.ConfigurationError, r"on_uncertain\('crm.upsert'\) is registered twice"),
         (

@@ -235,7 +235,7 @@ def test_for_programs_each_line_of_the_log_is_a_document(
     (raised,) = [line for line in logged if "trace" in line]
     assert all(datetime.fromisoformat(line["at"]).tzinfo == UTC for line in logged)
     assert (raised["level"], raised["logger"]) == ("error", "outbox.dispatcher")
-    assert raised["message"] == f"the adapter of 'crm' raised for entry {id}"
+    assert raised["message"] == f"the adapter of 'crm' raised for entry {id}: this counts as no answer"
     assert raised["trace"].endswith("ValueError: my own mistake")
 
 

@@ -50,7 +50,7 @@ def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: ou
 
         path.write_text("shard1 = postgresql://user:secret@/x\nshard1 = sqlite://\n")
         process.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "databases.conf, line 2: the name 'shard1' is there twice" in process.output, "the error")
+        wait_for(lambda: "databases.conf, line 2: the name 'shard1' occurs twice" in process.output, "the error")
         put(databases[1], ob)
         wait_for(delivered(databases[1:2], 2), "the last one", workers=[process])
         process.terminate()
@@ -72,7 +72,7 @@ def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: ou
         ("shard = mysql://secret@host/x", "the outbox runs on"),
         ("shard = secret", "needs a SQLAlchemy URL"),
         ("shard = postgresql+asyncpg://u:secret@host/x", "is asynchronous"),
-        ("first = sqlite:///other.db", "the name 'first' is there twice"),
+        ("first = sqlite:///other.db", "the name 'first' occurs twice"),
         ("shard = sqlite:///one.db", "'shard' is the same database as 'first'"),
     ],
 )

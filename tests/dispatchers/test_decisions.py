@@ -141,14 +141,14 @@ def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know; it is recorded"),
+        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know the outcome; it is recorded"),
         ({"actor": ""}, outbox.InvalidValue, "actor '': must name the operator; it is recorded"),
         ({"actor": "a" * 256}, outbox.InvalidValue, "has 256 characters; the maximum is 255"),
         ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; the maximum is 1000"),
         ({"reason": "a\0b"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
         ({"reason": "a\ud83d"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
         ({"result": float("nan")}, outbox.NotSerializable, "the result is not JSON: it contains NaN"),
-        ({"result": "x" * 70_000}, outbox.NotSerializable, "the result has 70002 bytes of JSON, at most 65536 are"),
+        ({"result": "x" * 70_000}, outbox.NotSerializable, "the result has 70002 bytes of JSON, and at most 65536 are"),
     ],
 )
 def test_what_cannot_stay_on_record_is_refused_before_anything_is_written(

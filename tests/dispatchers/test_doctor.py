@@ -1,4 +1,4 @@
-"""`outbox doctor`: each rule finds what it is for, mostly on a real database; a healthy set-up has no finding."""
+"""`outbox doctor`: each rule finds what it is for, mostly on a real database; a healthy setup has no finding."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ MINUTES = timedelta(minutes=2)
 OTHER_SECRET = SECRET_TEXT.replace("AAEC", "BBEC")
 
 
-# --- a healthy set-up
+# --- a healthy setup
 
 
 def test_a_healthy_set_up_has_no_finding(database: Database, ob: outbox.Outbox) -> None:
@@ -185,7 +185,7 @@ def test_a_rule_finds_what_it_is_for(
     severity: str,
     text: str,
 ) -> None:
-    """On one database or the other: a healthy set-up asks each of them every question."""
+    """On one database or the other: a healthy setup asks each of them every question."""
     kind = "postgresql" if BROKEN.index((broken, check, severity, text)) % 2 else "sqlite"
     database: Database = request.getfixturevalue(kind)
     deploy(database, ob)

@@ -78,4 +78,7 @@ def test_a_release_after_another_claim_has_no_effect(
     assert sent == []
     assert [row] == rows
     assert (row.state, row.deliveries, row.attempts, row.maybe_sent) == ("sending", 2, 1, True)
-    assert f"entry {id}: its lease was lost before it was settled (Release)" in caplog.messages
+    lost = (
+        "its lease was lost before this process stored the outcome (Release); another process has taken the entry over"
+    )
+    assert f"entry {id}: {lost}" in caplog.messages

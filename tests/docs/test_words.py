@@ -70,6 +70,17 @@ FORBIDDEN = {
     "theatre": "scenario",
     "kin": "counterpart",
     "goodbye": "close",
+    "story": "trace",
+    "stories": "traces",
+    "planted": "injected",
+    "guard removed": "mutant",
+    "quiescence": "fencing delay",
+    "hostile": "faulty",
+    "scene": "scenario",
+    "cool-down": "cooldown",
+    "pressure": "flow control",
+    "a look": "a status lookup",
+    "set-up": "setup",
 }
 """The left column of the words, each with what to write instead."""
 
@@ -81,15 +92,8 @@ IN_TEXTS = {
     "tell": "report, show or return",
     "look for": "search for",
     "looks for": "searches for",
-    "a look": "a status lookup",
-    "pressure": "flow control",
     "a person's word": "an operator's decision",
     "a person's": "an operator's",
-    "cool-down": "cooldown",
-    "quiescence": "fencing delay",
-    "scene": "scenario",
-    "hostile": "faulty",
-    "doomed": "rollback-only",
     "behind": "after",
     "stand in": "are in",
 }

@@ -65,7 +65,11 @@ def test_a_process_stopped_in_a_send_beyond_its_lease_does_no_harm_later(
         if window is None:  # its success is proof, however late
             wait_for(lambda: state(postgresql, id) == "delivered", "the late proof", workers=[stopped])
         else:
-            wait_for(lambda: "its lease was lost before it was settled" in stopped.output, "a word", workers=[stopped])
+            wait_for(
+                lambda: "its lease was lost before this process stored the outcome" in stopped.output,
+                "a word",
+                workers=[stopped],
+            )
             assert settlement_row(postgresql, id) == settled
         stopped.terminate()
         assert stopped.wait() == 0, stopped.output

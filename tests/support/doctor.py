@@ -39,7 +39,7 @@ def beat(*working: Dispatcher) -> None:
 
 
 def deploy(database: Database, ob: outbox.Outbox) -> None:
-    """A healthy set-up: an entry was sent, another one waits, and a dispatcher serves both."""
+    """A healthy setup: an entry was sent, another one waits, and a dispatcher serves both."""
     put(database, ob)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
     put(database, ob)

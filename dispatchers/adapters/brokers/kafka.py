@@ -173,7 +173,7 @@ class KafkaAdapter(PlacesAdapter):
             text = str(error.args[0])
             for value in self._settings.values():
                 text = text.replace(f'"{value}"', "that value")
-            raise ConfigurationError(f"librdkafka does not take these settings: {text}") from None
+            raise ConfigurationError(f"librdkafka refuses these settings: {text}") from None
 
 
 def _is_fatal(error: KafkaException) -> bool:

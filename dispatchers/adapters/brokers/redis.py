@@ -208,4 +208,4 @@ def _pools(urls: str | Sequence[str], connect: Mapping[str, Any]) -> list[Connec
         settings = {"protocol": 2, **alone, **connect}
         return [ConnectionPool.from_url(url, **settings) for url in given]
     except ValueError as error:
-        raise ConfigurationError(f"urls: redis-py does not take them: {type(error).__name__}") from None
+        raise ConfigurationError(f"urls: redis-py refuses them: {type(error).__name__}") from None

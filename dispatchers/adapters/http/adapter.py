@@ -206,7 +206,7 @@ class HttpAdapter(Adapter):
 def _checked_readings(statuses: Mapping[int, Reading]) -> dict[int, Reading]:
     for status, reading in statuses.items():
         if not isinstance(status, int) or not 200 <= status <= 599:
-            raise ConfigurationError(f"statuses: {status!r} is no HTTP status from 200 to 599")
+            raise ConfigurationError(f"statuses: {status!r} is not an HTTP status from 200 to 599")
         known = reading in MEANINGS if isinstance(reading, str) else callable(reading)
         if not known or inspect.iscoroutinefunction(reading):
             raise ConfigurationError(

@@ -168,7 +168,9 @@ def _path(target: str, error: type[Exception]) -> list[str]:
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if name.lower() in OURS or not HEADER_VALUE.fullmatch(value):
-            raise ConfigurationError(f"headers: {name!r} cannot be set, or its value is no header's (it is not shown)")
+            raise ConfigurationError(
+                f"headers: {name!r} cannot be set, or its value cannot be sent as a header (it is not shown)"
+            )
     return dict(headers)
 
 

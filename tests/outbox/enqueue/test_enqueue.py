@@ -296,7 +296,7 @@ def test_one_byte_more_than_256_kib_is_refused_without_showing_it(database, ob):
         session.commit()
 
     assert str(caught.value) == (
-        "the payload has 262145 bytes of JSON, at most 262144 are taken: store the large part elsewhere and enqueue a"
+        "the payload has 262145 bytes of JSON, and at most 262144 are allowed: store the large part elsewhere and enqueue a"
         " reference to it"
     )
     assert database.entries == []
@@ -307,7 +307,7 @@ def test_the_payloads_limit_can_be_set(database):
 
     with database.begin() as session:
         ob.enqueue(session, CHARGE, "12345678", parent="invoice:42")
-        with pytest.raises(outbox.NotSerializable, match="has 11 bytes of JSON, at most 10 are taken"):
+        with pytest.raises(outbox.NotSerializable, match="has 11 bytes of JSON, and at most 10 are allowed"):
             ob.enqueue(session, CHARGE, "123456789", parent="invoice:43")
 
 

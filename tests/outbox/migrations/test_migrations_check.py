@@ -122,7 +122,7 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         " the app must upgrade them. With its own Alembic, run `alembic revision --autogenerate` and `alembic upgrade head`;"
         " do not run `outbox db upgrade`"
     )
-    there = f"outbox_tombstone exist already in the database {where(blank)}, and no migration of the outbox made them"
+    there = f"outbox_tombstone already exist in the database {where(blank)}, and no migration of the outbox made them"
     assert there in str(upgraded.value)
     assert "`alembic revision --autogenerate`" in str(upgraded.value)
     assert "drop" not in str(upgraded.value).lower()

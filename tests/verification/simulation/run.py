@@ -99,7 +99,12 @@ class _Defects(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         problem = record.exc_info[1] if record.exc_info else None
         is_ours = any(
-            text in record.msg for text in ("internal error", "cannot be sent", "no delivery can be made from it")
+            text in record.msg
+            for text in (
+                "internal error",
+                "cannot be sent",
+                "cannot be sent, because no delivery can be made from its row; the traceback follows",
+            )
         )
         if is_ours and not isinstance(problem, sa.exc.OperationalError):
             self._scenario.defects.append(f"{record.getMessage()}: {problem!r}")

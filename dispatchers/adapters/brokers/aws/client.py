@@ -51,7 +51,7 @@ class AwsClient:
             session = boto3_session or boto3.Session()
             self._client = session.client(service, endpoint_url=endpoint_url, config=config)
         except (BotoCoreError, ValueError) as error:
-            raise ConfigurationError(f"boto3 makes no client for {service}: {error}") from error
+            raise ConfigurationError(f"boto3 cannot make a client for {service}: {error}") from error
         self._client.meta.events.register("before-send", self._check_time)
         self._present = threading.local()
         self._threads = Threads(threads_max, f"outbox-{service}")

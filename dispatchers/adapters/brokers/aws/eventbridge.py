@@ -77,7 +77,9 @@ class EventBridgeAdapter(AwsPublisher):
 
     def item(self, delivery: Delivery) -> Item:
         if len(delivery.operation) > DETAIL_TYPE_CHARS_MAX:
-            raise Unsendable(f"the operation is no detail type: it is longer than {DETAIL_TYPE_CHARS_MAX} characters")
+            raise Unsendable(
+                f"the operation cannot be a detail type: it is longer than {DETAIL_TYPE_CHARS_MAX} characters"
+            )
         metadata = json.dumps({**delivery.headers, "event_id": delivery.key})
         detail = f'{{"metadata": {metadata}, "data": {delivery.body.decode()}}}'
         fields = {"Source": self._source, "DetailType": delivery.operation, "Detail": detail}

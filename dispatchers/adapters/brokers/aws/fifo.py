@@ -28,7 +28,9 @@ class FifoAdapter(AwsPublisher):
         super().__init__(client, Places(self.setting, place))
         for each in [place] if isinstance(place, str) else place.values():
             if not each.endswith(FIFO):
-                raise ConfigurationError(f"{self.setting}={each!r} must be FIFO: its name must end in {FIFO}")
+                raise ConfigurationError(
+                    f"{self.setting}={each!r} must be a FIFO queue or topic, whose name ends in {FIFO}"
+                )
         if not isinstance(key_attribute, str) or not key_attribute:
             raise ConfigurationError(f"key_attribute={key_attribute!r} must be the name of a message attribute")
         if not isinstance(window, timedelta) or window > WINDOW:
@@ -46,7 +48,7 @@ class FifoAdapter(AwsPublisher):
     def item(self, delivery: Delivery) -> Item:
         chosen = delivery.options.get(self.setting)
         if isinstance(chosen, str) and not chosen.endswith(FIFO):
-            raise Unsendable(f"the option {self.setting!r} must name what is FIFO: its name ends in {FIFO}")
+            raise Unsendable(f"the option {self.setting!r} must name a FIFO queue or topic, whose name ends in {FIFO}")
         attributes = attributes_of(delivery, self._key_attribute)
         fields = {
             self.body_field: delivery.body.decode(),
