@@ -24,7 +24,7 @@ CONTENT: dict[str, dict[str, Any]] = {"all of it": {}, "content": {"content": la
 
 
 def django_shop_maker(database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
-    """Makes the shop, behind the middleware that is given to it."""
+    """Makes the shop, inside the middleware that is given to it."""
     use_django(database, "READ_COMMITTED", [])  # a test may change Django's settings before it makes the shop
 
     def make(*middleware: str, csrf: bool = False, **more: Any) -> Client:
