@@ -126,3 +126,11 @@ def block(database: Database, id: UUID, ordering_key: str) -> None:
 
 def ids(page: Any) -> list[UUID]:
     return [UUID(entry["id"]) for entry in page["entries"]]
+
+
+def write_databases(directory: Path, **databases: sa.URL) -> Path:
+    path = directory / "databases.conf"
+    path.write_text(
+        "".join(f"{name} = {url.render_as_string(hide_password=False)}\n" for name, url in databases.items())
+    )
+    return path
