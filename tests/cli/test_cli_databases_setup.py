@@ -1,4 +1,4 @@
-"""`--databases FILE`: the set-up and the maintenance of all databases of a fleet with one command."""
+"""`--databases FILE`: the setup and the maintenance of all databases of a fleet with one command."""
 
 import json
 import sys
