@@ -304,9 +304,7 @@ class Sender:
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
-            return Deferred(
-                "cannot be sent, because no delivery can be made from its row; the traceback follows; the log shows why"
-            )
+            return Deferred("no delivery can be made from its row; the log shows why")
         worker.outcome = storable(await self._ask(worker, entry, route, route.send, delivery))
         return worker.outcome
 
@@ -314,9 +312,7 @@ class Sender:
         self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float
     ) -> Finding:
         if delivery is None:
-            return CannotTell(
-                "cannot be sent, because no delivery can be made from its row; the traceback follows; the log shows why"
-            )
+            return CannotTell("no delivery can be made from its row; the log shows why")
         age = self._database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
         answer = await self._ask(worker, entry, route, route.find, delivery)

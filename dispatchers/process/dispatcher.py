@@ -222,8 +222,7 @@ class Dispatcher:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
 
         If the database does not answer, wait for it, and keep the outcomes meanwhile. If this is cancelled, it abandons the sends
-        in flight. Raises `ConfigurationError`, after the
-        same end, if the database belongs to another env or is given to one.
+        in flight. Raises `ConfigurationError`, after the same end, if the database belongs to another env or is given to one.
         """
         self._loops.begin()
         self._stopping = stopping
