@@ -13,6 +13,7 @@ from aiormq.abc import AbstractConnection
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
+    ChannelInvalidStateError,
     ChannelNotFoundEntity,
     DeliveryError,
     PublishError,
@@ -100,6 +101,8 @@ class RabbitMqConnection:
         except DeliveryError:
             self._has_confirmed = True
             return self._refused()
+        except ChannelInvalidStateError:  # the channel ended while the message waited for those before it to be written
+            return Deferred("nothing was sent: the channel was lost")
         except (ChannelAccessRefused, ChannelNotFoundEntity) as error:
             reason = f"the exchange {self._exchange!r}: {type(error).__name__}"
             return Deferred(reason, cooldown=True) if self._in_flight == 1 else Unknown(reason, cooldown=True)

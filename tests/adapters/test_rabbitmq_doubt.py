@@ -1,0 +1,50 @@
+"""Which messages RabbitMqAdapter leaves in doubt when a channel ends, with an imitation of the server."""
+
+import asyncio
+from uuid import uuid4
+
+from support.fake_rabbitmq import FORBIDDEN, FakeRabbitMq
+
+from dispatchers import Deferred, Delivered, Delivery, Outcome
+from dispatchers.adapters import RabbitMqAdapter
+
+
+def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
+    """aiormq writes a few messages at a time. The server refuses the first one, and the others wait."""
+    server = FakeRabbitMq()
+    server.start()
+
+    async def run() -> tuple[Outcome, list[Outcome]]:
+        adapter = RabbitMqAdapter(f"amqp://127.0.0.1:{server.port}", exchange="shop")
+        first = await _sent(adapter, "ck1_first")
+        server.behave({"publish": FORBIDDEN})
+        outcomes = await asyncio.gather(*(_sent(adapter, f"ck1_{number:03}") for number in range(100)))
+        await adapter.aclose()
+        return first, list(outcomes)
+
+    try:
+        first, outcomes = asyncio.run(run())
+    finally:
+        server.stop()
+    deferred = [f"ck1_{number:03}" for number, outcome in enumerate(outcomes) if isinstance(outcome, Deferred)]
+    received = b"".join(server.requests)
+
+    assert isinstance(first, Delivered)
+    assert deferred
+    assert [key for key in deferred if key.encode() in received] == []
+
+
+async def _sent(adapter: RabbitMqAdapter, key: str) -> Outcome:
+    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
+    return await adapter.send(
+        Delivery(
+            id=uuid4(),
+            key=key,
+            body=b"{}",
+            deadline=until,
+            operation="orders.placed",
+            attempt=1,
+            options={},
+            headers={},
+        )
+    )
