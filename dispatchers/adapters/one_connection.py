@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from dispatchers.delivery import Deferred
+
+CLOSE_SECONDS: Final = 5.0  # a client may wait for a server that hangs, and ignore its cancellation
 
 
 class NotReady(Exception):
@@ -48,6 +50,7 @@ class OneConnection(Generic[Opened]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[Opened] | None = None
         self._opened: list[Opened] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._present: Opened | None = None
 
     def present(self) -> Opened | None:
@@ -61,7 +64,7 @@ class OneConnection(Generic[Opened]):
         """The connection; opened if need be. Raises TimeoutError at `latest` (the event loop's clock), and what `open` raises."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # connections end with their event loop, and each `asyncio.run` creates a new one
-            self._loop, self._opening, self._opened, self._present = loop, None, [], None
+            self._loop, self._opening, self._opened, self._closing, self._present = loop, None, [], set(), None
         connection = self.present()
         if connection is not None:
             return connection
@@ -72,24 +75,32 @@ class OneConnection(Generic[Opened]):
             return await asyncio.shield(self._opening)
 
     async def aclose(self) -> None:
-        """Close all connections of this event loop. You may use the object again afterwards."""
-        if self._loop is not asyncio.get_running_loop():
+        """Close all connections of this event loop, within `CLOSE_SECONDS`. You may use the object again afterwards."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
             return
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
         opened, self._opened, self._present = self._opened, [], None
         for connection in opened:
-            await connection.aclose()
+            self._close(connection, loop)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
 
     async def _open_one(self) -> Opened:
         for connection in [each for each in self._opened if not (each.is_usable or each.is_awaited)]:
             self._opened.remove(connection)
-            await connection.aclose()
+            self._close(connection, asyncio.get_running_loop())
         connection = await self._open()
         self._opened.append(connection)
         self._present = connection
         return connection
+
+    def _close(self, connection: Opened, loop: asyncio.AbstractEventLoop) -> None:
+        closing = loop.create_task(connection.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def _has_ended(self, opening: asyncio.Task[Opened]) -> None:
         if self._opening is opening:
