@@ -13,6 +13,7 @@ from nats.errors import Error
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 from support.database import Database
 from support.entries import dispatcher, put_one, settlement_row, state
+from support.fake_nats import READS_NOTHING, STREAM, FakeNats
 from support.nats_cluster import PASSWORD, Cluster, running_cluster
 
 import outbox
@@ -272,6 +273,28 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
 
     assert isinstance(outcomes[1], Unknown)
     assert len(messages) == 2
+
+
+def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
+    """With a limit of nats-py for what waits to be written, it would wait for the server and ignore the cancellation."""
+    server = FakeNats()
+    server.behave({"publish": READS_NOTHING})
+    server.start()
+
+    async def run() -> Any:
+        adapter = NatsAdapter(f"nats://127.0.0.1:{server.port}", stream=STREAM)
+        sends = [asyncio.create_task(sent(adapter, key=f"ck1_{number}", body=b"x" * 900_000)) for number in range(12)]
+        await asyncio.to_thread(server.reads_no_more.wait, 20)
+        for send in sends:
+            send.cancel()
+        ended, _ = await asyncio.wait(sends, timeout=20)
+        await asyncio.wait_for(adapter.aclose(), 20)
+        return len(ended)
+
+    try:
+        assert asyncio.run(run()) == 12
+    finally:
+        server.stop()
 
 
 def test_a_message_that_is_refused_blocks_its_ordering_group_only(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 from support.fake_broker import CLOSE, HANG, FakeBroker
@@ -26,15 +27,18 @@ CONFIG = {
 STATE = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "consumer_count": 0}
 STORED = {"stream": STREAM, "seq": 7}
 NO_RESPONDERS = "no responders"
+READS_NOTHING = "reads nothing"
 
 
 class FakeNats(FakeBroker):
     """A behaviour is a mapping: `publish` says how a message is answered (a PubAck, or one of the words above), `config` changes
-    the stream's configuration, `info` the server's greeting, `greeting` replaces it by one of the words.
+    the stream's configuration, `info` the server's greeting, `greeting` replaces it by one of the words. After `READS_NOTHING` a
+    connection reads no more.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.reads_no_more = threading.Event()
         self._subscriptions: dict[str, str] = {}
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,8 +57,12 @@ class FakeNats(FakeBroker):
             writer.write(b"-ERR 'Authorization Violation'\r\n")
             writer.close()
         elif verb in ("PUB", "HPUB"):
-            data = await reader.readexactly(int(words[-1]) + 2)
             subject, reply = words[:2]
+            if self._at.get("publish") == READS_NOTHING and not subject.startswith("$JS"):
+                self.reads_no_more.set()
+                await writer.wait_closed()
+                return
+            data = await reader.readexactly(int(words[-1]) + 2)
             if subject.startswith("$JS.API.STREAM.INFO"):
                 self._say(writer, reply, self._about())
             else:

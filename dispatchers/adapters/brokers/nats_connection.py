@@ -32,6 +32,8 @@ CHECK_SECONDS_MAX: Final = (
 CHECK_SECONDS: Final = 10.0  # how old the knowledge of the stream's configuration may be when a message is sent
 HEADERS_BYTES: Final = 512  # more than the headers of the adapter and of a trace have
 PINGS_UNANSWERED_MAX: Final = 2
+NO_LIMIT: Final = -1
+"""Of the bytes that wait to be written: above a limit, `Client.publish` waits for the server and ignores its cancellation."""
 
 NOT_WRITTEN: Final = (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError)
 NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
@@ -78,6 +80,7 @@ class NatsConnection:
                     connect_timeout=CONNECT_SECONDS,
                     ping_interval=ping_seconds,  # type: ignore[arg-type]  # it sleeps that long
                     max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                    pending_size=NO_LIMIT,
                     error_cb=self._reported,  # the client's own logs the error with all it holds
                     closed_cb=self._lost,
                 )
@@ -137,9 +140,10 @@ class NatsConnection:
     async def aclose(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
-        with suppress(Exception):
-            await self._client.close()
         await self._lost()
+        with suppress(Exception):
+            async with asyncio.timeout(CONNECT_SECONDS):  # it writes first what still waits
+                await self._client.close()
 
     async def _check(self) -> None:
         began = self._loop.time()
