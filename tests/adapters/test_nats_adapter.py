@@ -275,6 +275,30 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
     assert len(messages) == 2
 
 
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "orders.two words",
+        "orders.a\r\nPUB orders.b 0\r\n",
+        "orders..placed",
+        "orders.placed.",
+        "orders.*",
+        "orders.>",
+        "$JS.API.STREAM.PURGE.ORDERS",
+        "$SYS.REQ.SERVER.PING",
+        f"orders.{'x' * 4_000}",
+    ],
+)
+def test_a_subject_that_no_message_may_have_is_rejected_unsent(subject: str) -> None:
+    """A server ends the connection after a long one, and executes a command of its API."""
+    adapter = NatsAdapter("nats://127.0.0.1:1", stream="ORDERS")
+
+    outcome = asyncio.run(sent(adapter, options={"subject": subject}))
+
+    assert isinstance(outcome, Rejected)
+    assert outcome.reason.startswith("the subject ")
+
+
 def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
     """With a limit of nats-py for what waits to be written, it would wait for the server and ignore the cancellation."""
     server = FakeNats()
@@ -325,6 +349,8 @@ async def _drained(database: Database, ob: outbox.Outbox, stream: Stream) -> Non
         ({"stream": "orders.placed"}, "stream='orders.placed' must be the name of a stream"),
         ({"subject": {}}, "subject={} must be a text"),
         ({"subject": {"orders.placed": ""}}, "or a mapping from operations to texts"),
+        ({"subject": "orders.*"}, "subject='orders.*' cannot be used: the subject has a wildcard"),
+        ({"subject": {"orders.placed": "$JS.API.INFO"}}, "belongs to the API of the server"),
         ({"window": FOREVER}, "window=FOREVER"),
         ({"connect": {"allow_reconnect": True}}, "connect has ['allow_reconnect']"),
     ],

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from nats.errors import Error
 
+from dispatchers.adapters.brokers.nats_answers import unfit_subject
 from dispatchers.adapters.brokers.nats_connection import NatsConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
@@ -66,6 +67,9 @@ class NatsAdapter(PlacesAdapter):
             raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
         if window is FOREVER:
             raise ConfigurationError("window=FOREVER: every stream forgets ids: give its duplicate_window, or None")
+        for name in [subject] if isinstance(subject, str) else subject.values():
+            if isinstance(name, str) and name and (unfit := unfit_subject(name.replace(OPERATION, "orders.placed"))):
+                raise ConfigurationError(f"subject={name!r} cannot be used: {unfit}")
         self.window = window
         self._remembered: timedelta | None = window  # FOREVER is refused above
         self.at_least_once = at_least_once
@@ -87,6 +91,9 @@ class NatsAdapter(PlacesAdapter):
             subject = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
+        unfit = unfit_subject(subject)
+        if unfit is not None:
+            return Rejected(unfit)
         connection = self._connection.present()
         if connection is None or not connection.is_checked:
             ready = await self._ready(delivery.deadline - self.timeout.total_seconds() / 2)

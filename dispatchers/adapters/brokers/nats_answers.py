@@ -1,9 +1,10 @@
-"""What an answer of NATS JetStream means, and whether a stream keeps what the adapter declares. Pure."""
+"""What an answer of NATS JetStream means, and to which subjects and streams the adapter may publish. Pure."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 
 from nats.js.api import RetentionPolicy, StreamConfig
@@ -28,6 +29,12 @@ FULL: Final = (
     "message size exceeds maximum allowed",
 )
 """A stream with `discard: new` is full. Each replica refuses such a message before it writes. Source: server/store.go."""
+
+SUBJECT_BYTES_MAX: Final = 3_500
+"""A server ends the connection after a command of more than 4,096 bytes without the message (its `max_control_line`)."""
+
+API: Final = frozenset({"$JS", "$SYS"})
+"""The first token of subjects on which a server takes commands, such as one that deletes a stream."""
 
 
 def answer_reader(stream: str) -> Callable[[Mapping[str, str] | None, bytes], Outcome]:
@@ -76,6 +83,21 @@ def _refused(code: int, description: str) -> Outcome:
     if code == STORE_FAILED and description in FULL:
         return Deferred(f"{reason}: the stream is full", cooldown=True)
     return Deferred(reason) if code in DEFERRED else Unknown(reason)
+
+
+@lru_cache(maxsize=1024)
+def unfit_subject(subject: str) -> str | None:
+    """Why no message can be published to this subject, or None."""
+    tokens = subject.split(".")
+    if not all(tokens) or not set(" \t\r\n").isdisjoint(subject):
+        return "the subject has an empty token or a space"
+    if "*" in tokens or ">" in tokens:
+        return "the subject has a wildcard"
+    if tokens[0] in API:
+        return f"the subject belongs to the API of the server ({tokens[0]})"
+    if len(subject.encode()) > SUBJECT_BYTES_MAX:
+        return f"the subject is longer than {SUBJECT_BYTES_MAX} bytes"
+    return None
 
 
 def unfit(config: StreamConfig, window: timedelta | None) -> str | None:
