@@ -21,11 +21,15 @@ DEFERRED: Final = frozenset({10002, 10039, 10053, 10059, 10060, 10076, 10109, 10
 a sealed or an offline stream. Source: nats-server, server/errors.json; processClusteredInboundMsg in jetstream_cluster.go."""
 
 IN_PROCESS: Final = 10158
+NO_ROOM: Final = 10023
+"""The server has reached its limit of stored bytes. It checks this before it proposes a message to the replicas. An older one
+does so afterwards too. Source: processClusteredInboundMsg in jetstream_cluster.go, processJetStreamMsg in stream.go."""
 STORE_FAILED: Final = 10077
+SUBJECT_FULL: Final = "maximum messages per subject exceeded"
 FULL: Final = (
     "maximum messages exceeded",
     "maximum bytes exceeded",
-    "maximum messages per subject exceeded",
+    SUBJECT_FULL,
     "message size exceeds maximum allowed",
 )
 """A stream with `discard: new` is full. Each replica refuses such a message before it writes. Source: server/store.go."""
@@ -37,8 +41,11 @@ API: Final = frozenset({"$JS", "$SYS"})
 """The first token of subjects on which a server takes commands, such as one that deletes a stream."""
 
 
-def answer_reader(stream: str) -> Callable[[Mapping[str, str] | None, bytes], Outcome]:
-    """A function that returns the outcome for the headers and the data of an answer to a publication."""
+def answer_reader(stream: str, replicas: int | None) -> Callable[[Mapping[str, str] | None, bytes], Outcome]:
+    """A function that returns the outcome for the headers and the data of an answer to a publication.
+
+    replicas: of the stream.
+    """
     name = re.escape(json.dumps(stream).encode())
     usual = re.compile(rb'\{"stream":%s, ?"seq":([1-9][0-9]{0,18})\}' % name)
     match = usual.fullmatch  # nearly every answer: to parse it as JSON takes five times as long
@@ -46,13 +53,13 @@ def answer_reader(stream: str) -> Callable[[Mapping[str, str] | None, bytes], Ou
     def outcome(headers: Mapping[str, str] | None, data: bytes) -> Outcome:
         stored = match(data)
         if stored is None:
-            return _unusual(headers, data, stream)
+            return _unusual(headers, data, stream, replicas)
         return Delivered({"stream": stream, "seq": int(stored[1])})
 
     return outcome
 
 
-def _unusual(headers: Mapping[str, str] | None, data: bytes, stream: str) -> Outcome:
+def _unusual(headers: Mapping[str, str] | None, data: bytes, stream: str, replicas: int | None) -> Outcome:
     """The outcome for any answer.
 
     Whatever the server does not exclude may have happened: an error after the message was proposed to the replicas, or an answer
@@ -63,7 +70,8 @@ def _unusual(headers: Mapping[str, str] | None, data: bytes, stream: str) -> Out
     try:
         answer = json.loads(data)
         if "error" in answer:
-            return _refused(int(answer["error"].get("err_code", 0)), str(answer["error"].get("description", "")))
+            code, description = int(answer["error"].get("err_code", 0)), str(answer["error"].get("description", ""))
+            return _refused(code, description, replicas)
         if answer["stream"] != stream:
             return Unknown("another stream than expected has answered", final=True)
         sequence, duplicate = int(answer.get("seq", 0)), answer.get("duplicate") is True
@@ -74,14 +82,17 @@ def _unusual(headers: Mapping[str, str] | None, data: bytes, stream: str) -> Out
     return Delivered({"stream": stream, "seq": sequence}, replayed=duplicate)
 
 
-def _refused(code: int, description: str) -> Outcome:
+def _refused(code: int, description: str, replicas: int | None) -> Outcome:
     reason = f"JetStream error {code}"
     if code == IN_PROCESS:
         return InProgress()
     if code in REJECTED:
         return Rejected(f"{reason}: the message or its headers are larger than the stream allows")
     if code == STORE_FAILED and description in FULL:
-        return Deferred(f"{reason}: the stream is full", cooldown=True)
+        return Deferred(f"{reason}: the stream is full", cooldown=description != SUBJECT_FULL)
+    if code == NO_ROOM:
+        reason = f"{reason}: the server has no room"
+        return Deferred(reason, cooldown=True) if replicas == 1 else Unknown(reason, cooldown=True)
     return Deferred(reason) if code in DEFERRED else Unknown(reason)
 
 

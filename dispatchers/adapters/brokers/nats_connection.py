@@ -60,7 +60,7 @@ class NatsConnection:
         self._client = Client()
         self._inbox = ""
         self._count = 0
-        self._read = answer_reader(stream)
+        self._read = answer_reader(stream, None)
         self._sent: dict[str, Sent] = {}  # by the inbox of its answer
         self._loop = asyncio.get_running_loop()
         self._checked_until = 0.0
@@ -158,6 +158,7 @@ class NatsConnection:
         problem = unfit(info.config, self._window)
         if problem is not None:
             raise NotReady(f"the stream {self._stream!r} cannot be used: {problem}", cooldown=True)
+        self._read = answer_reader(self._stream, info.config.num_replicas)
         self._checked_until = began + CHECK_SECONDS
 
     def _has_checked(self, checking: asyncio.Task[None]) -> None:
