@@ -81,6 +81,7 @@ class NatsConnection:
                     ping_interval=ping_seconds,  # type: ignore[arg-type]  # it sleeps that long
                     max_outstanding_pings=PINGS_UNANSWERED_MAX,
                     pending_size=NO_LIMIT,
+                    skip_subject_validation=True,  # the adapter has checked the subject more strictly
                     error_cb=self._reported,  # the client's own logs the error with all it holds
                     closed_cb=self._lost,
                 )
