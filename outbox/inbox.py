@@ -1,7 +1,7 @@
 """Handle a consumed message once: a record like that of a request, without an answer.
 
 The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. After a crash
-between the two the message comes again, and the record shows that it was handled. Recipes for each broker: docs/inbox.md.
+between the two the message comes again, and the record shows that it was handled. Recipes: docs/inbox-recipes.md.
 """
 
 from dataclasses import dataclass

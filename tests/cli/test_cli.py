@@ -210,14 +210,15 @@ def test_a_driver_for_asyncio_is_exchanged_for_its_own_synchronous_one(sqlite: D
     assert succeeded("status", DATABASE_URL=sqlite.async_url.render_as_string()) == "the queue is empty\n"
 
 
-# --- docs/cli.md
+# --- docs/cli.md and docs/cli-entries.md
 
 
-PAGE = (Path(cli.__file__).parents[2] / "docs" / "cli.md").read_text()
+DOCS = Path(cli.__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / page).read_text() for page in ("cli.md", "cli-entries.md"))
 
 
 def test_the_exit_codes_are_those_of_the_page() -> None:
-    printed = [int(code) for code in re.findall(r"^\| (\d) \| ", PAGE, re.M)]
+    printed = [int(code) for code in re.findall(r"^\| (\d) \| ", PAGES, re.M)]
 
     codes = (
         exit_codes.DONE,
@@ -233,11 +234,11 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
 
 
 def section_of(name: str) -> str:
-    """What the page says of a command: of all of them, and of this one."""
-    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+    """What the pages say of a command: of all of them, and of this one."""
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGES, re.M | re.S))
     (decides,) = [commands for title, commands in COMMANDS.items() if title == "Decide"]
     title = "Decisions" if name in decides and name not in sections else name.split()[0]
-    assert f"`{name}" in PAGE
+    assert f"`{name}" in PAGES
     return "".join((sections["Common options"], sections[title]))
 
 
@@ -255,8 +256,8 @@ def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
 
 
 def test_the_page_lists_every_command_and_nothing_twice() -> None:
-    listed = PAGE.partition("`--help` or `-h`")[0]
-    rows = [re.findall(r"^\| ([^|]*) \|", section, re.M) for section in PAGE.split("\n## ")]
+    listed = PAGES.partition("`--help` or `-h`")[0]
+    rows = [re.findall(r"^\| ([^|]*) \|", section, re.M) for section in PAGES.split("\n## ")]
 
     assert [name for name in NAMES if not re.search(rf"`{name}\b", listed)] == []
     assert [row for section in rows for row in section if row.startswith("`") and section.count(row) > 1] == []

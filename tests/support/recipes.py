@@ -1,4 +1,4 @@
-"""The recipes of docs/inbox.md as modules: the tests execute the text that readers copy."""
+"""The recipes of docs/inbox-recipes.md as modules: the tests execute the text that readers copy."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 from support.docs_pages import ROOT, Snippet, snippets_of
 
-PAGE = ROOT / "docs" / "inbox.md"
+PAGE = ROOT / "docs" / "inbox-recipes.md"
 
 
 def recipe_of(broker: str, handle: Callable[..., None]) -> Any:

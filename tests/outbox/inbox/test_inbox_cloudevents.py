@@ -1,4 +1,4 @@
-"""The inbox with events that the cloudevents package wrote and read, over HTTP's and Kafka's bindings: docs/inbox.md."""
+"""The inbox with events that the cloudevents package wrote and read, over HTTP's and Kafka's bindings: docs/inbox-recipes.md."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """The inbox with confluent-kafka, on the mock cluster inside librdkafka, which speaks the protocol over loopback: executes the
-recipe of docs/inbox.md."""
+recipe of docs/inbox-recipes.md."""
 
 import json
 from collections.abc import Iterator

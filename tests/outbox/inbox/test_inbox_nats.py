@@ -1,4 +1,4 @@
-"""The inbox with nats-py, on a NATS server with JetStream at localhost: executes the recipe of docs/inbox.md.
+"""The inbox with nats-py, on a NATS server with JetStream at localhost: executes the recipe of docs/inbox-recipes.md.
 
 Skipped where none listens.
 """

@@ -1,4 +1,4 @@
-"""The inbox with pika, on a RabbitMQ at localhost: executes the recipe of docs/inbox.md. Skipped where none listens."""
+"""The inbox with pika, on a RabbitMQ at localhost: executes the recipe of docs/inbox-recipes.md. Skipped where none listens."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The inbox with redis-py, on a Redis of the tests' own: executes the recipe of docs/inbox.md. Skipped without a redis-server."""
+"""The inbox with redis-py, on a Redis of the tests' own, by the recipe of docs/inbox-recipes.md. Skipped without redis-server."""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 """The inbox with boto3, over HTTP, against a server that speaks the API of SQS: executes the recipe of
-docs/inbox.md."""
+docs/inbox-recipes.md."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The inbox of a webhook endpoint on loopback, with events that the stripe package signs and verifies: docs/inbox.md."""
+"""The inbox of a webhook endpoint on loopback, with events that the stripe package signs and verifies: docs/inbox-recipes.md."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""`should_wait` of docs/inbox.md: which errors are no message's fault, on PostgreSQL through a relay that ends connections."""
+"""`should_wait` of docs/inbox-recipes.md: which errors are no message's fault, on PostgreSQL through a relay."""
 
 from collections.abc import Callable
 
