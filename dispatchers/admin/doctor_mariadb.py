@@ -92,5 +92,5 @@ _GALERA = {
     "binlog_format": _Rule("ROW", "Galera copies rows only: statements are refused, or change nothing elsewhere"),
     "innodb_autoinc_lock_mode": _Rule("2", "transactions of other nodes are refused at their commit more often"),
     "wsrep_osu_method": _Rule("TOI", "`outbox db upgrade` changes the tables of one node only"),
-    "wsrep_trx_fragment_size": _Rule("0", "the outbox is not tested with streaming replication"),
+    "wsrep_trx_fragment_size": _Rule("0", "with streaming replication the nodes may wait for each other without end"),
 }
