@@ -140,13 +140,13 @@ def tables_of(schema: str | None, prefix: str) -> Tables:
 
 def key_lock(tables: Tables) -> Table:
     """The table of `outbox.sql.key_locks`, which MariaDB and the portable mode have, and which is always empty."""
-    name = tables.record.name.removesuffix("record") + "key_lock"
-    return Table(
-        name, _KEY_LOCKS, Column("id", ID, primary_key=True), schema=tables.record.schema, extend_existing=True
-    )
+    return _define_key_lock(tables.record.schema, tables.record.name.removesuffix("record"))
 
 
-_KEY_LOCKS = MetaData()
+@lru_cache(STATEMENTS_MAX)
+def _define_key_lock(schema: str | None, prefix: str) -> Table:
+    """Never defined again, because other threads use it meanwhile."""
+    return Table(f"{prefix}key_lock", MetaData(), Column("id", ID, primary_key=True), schema=schema)
 
 
 def _listen_for_key_lock(tables: Tables) -> None:
