@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
@@ -46,7 +46,8 @@ def install(data: Path, user: Sequence[str], **settings: Any) -> None:
             try:
                 status = installing.wait()
             except BaseException:
-                os.killpg(installing.pid, signal.SIGKILL)  # the server that the script has started, too
+                with suppress(ProcessLookupError):
+                    os.killpg(installing.pid, signal.SIGKILL)  # the server that the script has started, too
                 raise
         if status:
             output.seek(0)
