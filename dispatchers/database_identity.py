@@ -61,11 +61,11 @@ def suspicion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: D
 
 
 def is_promotion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
-    """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every identity in it."""
-    if identity is None or identity.timeline is None or now.timeline is None:
+    """Whether all that is suspicious is a timeline that follows the stored one: the same history, with every identity in it."""
+    if identity is None or None in (identity.timeline, now.timeline) or now.timeline == identity.timeline:
         return False
     followed = [replace(each, timeline=now.timeline) if each else None for each in (identity, known)]
-    return int(now.timeline, 16) > int(identity.timeline, 16) and suspicion(now, *followed) is None
+    return suspicion(now, *followed) is None
 
 
 def is_outdated(known: DatabaseIdentity | None, identity: DatabaseIdentity | None) -> bool:
@@ -81,8 +81,8 @@ def bounds(now: DatabaseIdentity, identity: DatabaseIdentity, known: DatabaseIde
 
 
 def is_due(now: DatabaseIdentity, identity: DatabaseIdentity) -> bool:
-    """Whether the identity must be renewed. Its time never decreases."""
-    return now.checked_at - identity.checked_at >= IDENTITY_EVERY
+    """Whether the identity must be renewed. Its time never decreases. The timeline of a MariaDB is unknown while it replicates."""
+    return now.timeline != identity.timeline or now.checked_at - identity.checked_at >= IDENTITY_EVERY
 
 
 def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
@@ -91,7 +91,7 @@ def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
             f"the server has changed, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"
             " the database was restored from a dump, copied or upgraded"
         )
-    if earlier.timeline not in (None, now.timeline):
+    if None not in (earlier.timeline, now.timeline) and now.timeline != earlier.timeline:
         return (
             f"the server is on timeline {now.timeline} instead of {earlier.timeline}: a standby was promoted, or a backup was"
             " restored"

@@ -31,7 +31,8 @@ hypothesis.settings.load_profile("outbox")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
-    parser.addoption("--portable", action="store_true", help="run the tests of a database in the portable mode only")
+    for kind, where in (("portable", "in the portable mode"), ("mariadb", "on MariaDB")):
+        parser.addoption(f"--{kind}", action="store_true", help=f"run all tests of a database {where}, and no others")
     parser.addoption("--every-case", action="store_true", help="run each value on each database")
 
 
@@ -42,9 +43,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--portable"):
-        chosen = [item for item in items if "[" in item.name and "portable" in item.name.partition("[")[2].split("-")]
-        chosen = [item for item in chosen if item.name.partition("[")[0] not in NOT_PORTABLE]
+    if kind := _only_kind(config):
+        chosen = [item for item in items if kind in item.name.partition("[")[2].rstrip("]").split("-")]
+        chosen = [item for item in chosen if item.name.partition("[")[0] not in DIFFERENT[kind]]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
         return
@@ -60,6 +61,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(items).difference(chosen)
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+def _only_kind(config: pytest.Config) -> str | None:
+    return next((kind for kind in DIFFERENT if config.getoption(f"--{kind}")), None)
 
 
 def _is_above_store(item: pytest.Item) -> bool:
@@ -114,8 +119,8 @@ ON_MARIADB = frozenset(
         *("run_once", "ordering", "ordering_races", "lookups", "fair_share_claims", "fair_share_races"),
         *("ordering_blocked", "flow_control_shared", "breaker_shared", "pause_shared"),
         *("callbacks", "callbacks_concurrency", "completion", "completion_failing"),
-        *("retention", "unserved_log", "bad_rows", "resume_after_restore"),
-        *("admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
+        *("retention", "unserved_log", "bad_rows"),
+        *("failover_guard", "admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
     )
 )
 """The modules whose tests run on MariaDB too: what the store does. What is above the store does the same on each database."""
@@ -130,6 +135,11 @@ NOT_PORTABLE: dict[str, str] = {
     "test_an_autocommit_connection_is_refused_and_nothing_is_written": "its engine cannot be in autocommit by the driver",
 }
 """The tests of a database that are left out of `--portable`, each with what is different in that mode."""
+
+NOT_ON_MARIADB: dict[str, str] = {}
+"""The tests of a database that are left out of `--mariadb`, each with what is different there."""
+
+DIFFERENT = {"portable": NOT_PORTABLE, "mariadb": NOT_ON_MARIADB}
 
 HINTED = frozenset(
     {
@@ -235,8 +245,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds = DATABASES[:3] if metafunc.module.__name__ in ON_MARIADB else DATABASES[:2]
         if metafunc.module.__name__ in IN_PORTABLE_MODE:
             kinds = DATABASES
-        if metafunc.config.getoption("--portable"):
-            kinds = ("portable",)
+        if kind := _only_kind(metafunc.config):
+            kinds = (kind,)
         metafunc.parametrize("database", kinds, indirect=True)
 
 

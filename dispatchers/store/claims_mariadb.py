@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Dialect, Table
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
+from dispatchers.store.database_identity import MARIADB_TIMELINE
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.mariadb_entry import run_compound
@@ -195,7 +196,9 @@ class _Names:
         self.queue, self.entry = name(tables.queue), name(tables.entry)
         quote = dialect.identifier_preparer.quote
         self.by_destination, self.by_scope = quote(f"{tables.queue.name}_due"), quote(f"{tables.queue.name}_fair")
-        self.suspended = f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL"
+        self.suspended = (
+            f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL OR timeline <> {MARIADB_TIMELINE}"
+        )
         self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
         self.throttled = (
             f"SELECT 1 FROM {name(tables.destination)} AS d"

@@ -101,6 +101,8 @@ def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
 
 def read_server(connection: Connection, tables: Tables, env: str, *, reads_server: bool) -> DatabaseIdentity:
     """The server's present identity. Raises DBAPIError if this user may not read it: see `refuses`."""
+    if connection.dialect.name == "mariadb":
+        return _read_mariadb(connection, tables, env)
     if connection.dialect.name != "postgresql":
         place = _file_of(connection) if connection.dialect.name == "sqlite" else None
         at = database_now(connection)
@@ -111,6 +113,23 @@ def read_server(connection: Connection, tables: Tables, env: str, *, reads_serve
         _SERVER if reads_server else _NO_SERVER, {"meta": quoted(tables.meta.name, tables.meta.schema)}
     ).one()
     return DatabaseIdentity(environment=env, **row._mapping)
+
+
+def _read_mariadb(connection: Connection, tables: Tables, env: str) -> DatabaseIdentity:
+    """Any user may read this. `@@server_uid` and `@@server_id` are not in it: a container that starts again may have others."""
+    at = database_now(connection)
+    timeline, database = connection.execute(_MARIADB).one()
+    status = {name.upper(): value for name, value in connection.execute(_MARIADB_STATUS)}
+    cluster = status.get("WSREP_CLUSTER_STATE_UUID", "").replace("-", "")
+    replicates = status["SLAVES_RUNNING"] != "0"  # the position moves
+    return DatabaseIdentity(
+        environment=env,
+        system_identifier=cluster or None,
+        timeline=None if cluster or replicates else timeline,
+        place=tables.meta.schema or database,
+        lsn=None,
+        checked_at=at,
+    )
 
 
 def _file_of(connection: Connection) -> str | None:
@@ -134,6 +153,15 @@ def refuses(error: DBAPIError) -> bool:
     """Whether the user may not read the identity, as with some managed servers."""
     return sqlstate(error.orig) in REFUSALS
 
+
+MARIADB_TIMELINE = "LPAD(HEX(CRC32(@@GLOBAL.gtid_slave_pos)), 8, '0')"
+"""A server's position in replication changes only while it follows another one: this shows that a replica was promoted."""
+
+_MARIADB = text(f"SELECT {MARIADB_TIMELINE}, DATABASE()")
+_MARIADB_STATUS = text(
+    "SELECT variable_name, variable_value FROM information_schema.global_status"
+    " WHERE variable_name IN ('SLAVES_RUNNING', 'WSREP_CLUSTER_STATE_UUID')"
+)
 
 _PLACE = """clock_timestamp() AS checked_at,
     (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())

@@ -71,7 +71,7 @@ def test_each_fact_that_changed_is_suspicious_by_either_identity(changed: dict[s
 PROMOTED = replace(NOW, timeline="00000002")
 
 
-def test_a_later_timeline_alone_is_a_promotion() -> None:
+def test_another_timeline_alone_is_a_promotion() -> None:
     assert is_promotion(PROMOTED, IDENTITY, IDENTITY)
     assert is_promotion(PROMOTED, IDENTITY, None)
     assert not is_promotion(NOW, IDENTITY, IDENTITY)
@@ -83,7 +83,6 @@ def test_a_later_timeline_alone_is_a_promotion() -> None:
         {"system_identifier": "72"},
         {"place": "5/17000"},
         {"lsn": "0/16EF4C7"},
-        {"timeline": "00000000"},
         {"timeline": None},
     ],
     ids=str,
@@ -98,7 +97,21 @@ def test_a_promotion_that_lost_the_last_identity_is_none() -> None:
     assert not is_promotion(PROMOTED, IDENTITY, known)
 
 
-@pytest.mark.parametrize("changed", [{"system_identifier": None}, {"timeline": None}, {"place": None}])
+def test_a_server_that_fell_behind_a_remembered_promotion_is_none() -> None:
+    assert not is_promotion(NOW, IDENTITY, replace(IDENTITY, timeline="00000002"))
+
+
+def test_a_timeline_that_is_unknown_for_a_while_contradicts_nothing() -> None:
+    """As that of a MariaDB is, while it follows another server."""
+    following = replace(NOW, timeline=None)
+
+    assert suspicion(following, IDENTITY, IDENTITY) is None
+    assert suspicion(NOW, replace(IDENTITY, timeline=None), None) is None
+    assert is_due(following, IDENTITY)
+    assert is_due(NOW, replace(IDENTITY, timeline=None))
+
+
+@pytest.mark.parametrize("changed", [{"system_identifier": None}, {"place": None}])
 def test_a_stored_fact_that_the_server_no_longer_reports_is_suspicious(changed: dict[str, Any]) -> None:
     assert suspicion(replace(NOW, **changed), IDENTITY, None) is not None
     assert suspicion(NOW, replace(IDENTITY, **changed), None) is None

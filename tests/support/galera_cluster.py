@@ -191,12 +191,12 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(database: str = "shop") -> Iterator[Cluster]:
+def running_cluster(database: str = "shop", size: int = 3) -> Iterator[Cluster]:
     """A cluster for the length of the block, with an empty database."""
     with TemporaryDirectory(prefix="galera", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         place.chmod(0o755)  # the servers may run as another user than this process
-        cluster = Cluster(place)
+        cluster = Cluster(place, size)
         if _is_root():
             shutil.chown(place, "mysql")
         try:

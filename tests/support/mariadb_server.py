@@ -59,23 +59,35 @@ def temporary_mariadb() -> Iterator[sa.URL]:
     """Run a MariaDB for the length of the block. Its superuser is root, without a password. If the process is killed, Linux ends
     the server too.
     """
-    user = ["--user=root"] if os.geteuid() == 0 else []
-    with TemporaryDirectory(prefix="mariadb") as folder:
-        data, socket = Path(folder, "data"), Path(folder, "socket")
-        install(data, user, cwd=folder)
-        log = Path(folder, "log")
-        server = [str(_server()), "--no-defaults", *user, f"--datadir={data}", f"--socket={socket}", *FAST]
-        ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*ends_with_us, *server, "--skip-networking"], stdout=output, stderr=output, cwd=folder
-            )
-        try:
-            url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
-            yield _when_ready(process, log, with_driver(url, "pymysql"))
-        finally:
-            process.kill()  # nothing of it is kept
-            process.wait()
+    with TemporaryDirectory(prefix="mariadb") as folder, mariadb_on(make_data(Path(folder, "data"))) as url:
+        yield url
+
+
+def make_data(at: Path) -> Path:
+    """The data of a new server."""
+    install(at, _user(), cwd=at.parent)
+    return at
+
+
+@contextmanager
+def mariadb_on(data: Path, *options: str) -> Iterator[sa.URL]:
+    """Run a server on these data, and kill it at the end: nothing is written that was not committed before."""
+    socket, log = data.with_suffix(".socket"), data.with_suffix(".log")
+    server = [str(_server()), "--no-defaults", *_user(), f"--datadir={data}", f"--socket={socket}", *FAST]
+    ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    with log.open("wb") as output:
+        command = [*ends_with_us, *server, *(options or ["--skip-networking"])]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=data.parent)
+    try:
+        url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
+        yield _when_ready(process, log, with_driver(url, "pymysql"))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _user() -> list[str]:
+    return ["--user=root"] if os.geteuid() == 0 else []
 
 
 def _server() -> str | None:
