@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from dispatchers.maintenance.retention import Children, Retention
-from outbox.sql.dialect import clock, database_now, read_by_index
+from outbox.sql.dialect import clock, database_now, deleting_by_index, read_by_index
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
@@ -256,7 +256,10 @@ def _write_tombstones(
 
 
 def _delete(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> None:
-    connection.execute(delete(column.table).where(_among(connection, column, ids)))
+    if connection.dialect.name == "mariadb":
+        connection.execute(deleting_by_index(connection.dialect, column), {"ids": list(ids)})
+    else:
+        connection.execute(delete(column.table).where(_among(connection, column, ids)))
 
 
 def _among(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> ColumnElement[bool]:

@@ -21,6 +21,7 @@ from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.store.database_identity import MARIADB_TIMELINE
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
+from outbox.sql.dialect import DELETE_BY_INDEX
 from outbox.sql.mariadb_entry import run_compound
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import MICROSECOND, NEVER
@@ -222,11 +223,11 @@ class _Names:
             " WITH o (id, attempts, result, reason) AS (VALUES {outcomes})"
             " SELECT STRAIGHT_JOIN q.id, '{state}', o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts),"
             f" q.key_epoch, UTC_TIMESTAMP(6) FROM o JOIN {self.queue} AS q ON q.id = o.id WHERE {{ours}} FOR UPDATE;"
-            f" IF ROW_COUNT() = {{count}} THEN DELETE FROM {self.queue} WHERE id IN ({{ids}}); END IF;"
+            f" IF ROW_COUNT() = {{count}} THEN {DELETE_BY_INDEX}DELETE FROM {self.queue} WHERE id IN ({{ids}}); END IF;"
             " ELSE DO 0; END IF; END"
         )
         self.deleting = (
-            f"DELETE FROM {self.queue} WHERE id IN ({{ids}})"
+            f"{DELETE_BY_INDEX}DELETE FROM {self.queue} WHERE id IN ({{ids}})"
             f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id"
         )
 

@@ -7,13 +7,16 @@ from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import (
+    Column,
     Connection,
     Dialect,
     Engine,
     Function,
     LargeBinary,
     Table,
+    TextClause,
     Update,
+    bindparam,
     event,
     insert,
     literal,
@@ -117,6 +120,21 @@ def read_by_index(connection: Connection) -> None:
 
 
 _BY_INDEX = text("SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)")
+
+
+DELETE_BY_INDEX = "SET STATEMENT sql_safe_updates = 1 FOR "
+"""Before a DELETE on MariaDB that names ids. Otherwise it may read all rows of a small table, and waits for each that another
+transaction has locked or inserted.
+"""
+
+
+@lru_cache(STATEMENTS_MAX)
+def deleting_by_index(dialect: Dialect, column: Column[Any]) -> TextClause:
+    """The DELETE of the rows with these `ids` on MariaDB."""
+    preparer = dialect.identifier_preparer
+    named = f"{preparer.format_table(column.table)} WHERE {preparer.format_column(column)} IN :ids"
+    ids = bindparam("ids", type_=column.type, expanding=True)
+    return text(f"{DELETE_BY_INDEX}DELETE FROM {named}").bindparams(ids)
 
 
 # --- where a response's body is

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.sql.column_types import ID
-from outbox.sql.dialect import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
+from outbox.sql.dialect import LOCK_NOT_AVAILABLE, deleting_by_index, is_timeout, sqlstate
 from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX, Tables, key_lock
@@ -141,7 +141,7 @@ def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> Non
     rows = [{"id": id} for id in sorted(set(ids))]
     if rows:
         connection.execute(_inserting(connection.dialect, table), rows)
-        connection.execute(table.delete().where(table.c.id.in_([row["id"] for row in rows])))
+        connection.execute(deleting_by_index(connection.dialect, table.c.id), {"ids": [row["id"] for row in rows]})
 
 
 def certify(connection: Connection, tables: Tables, names: Collection[str], *, waits: bool = True) -> set[str]:

@@ -63,6 +63,21 @@ def test_a_claim_locks_what_it_reads_but_not_the_entries_own_rows(mariadb: Datab
     assert not {row.id for row in first} & {row.id for row in second}
 
 
+def test_a_batch_does_not_wait_for_an_entry_that_is_not_committed(mariadb: Database, ob: outbox.Outbox) -> None:
+    put(mariadb, ob, count=ENTRIES)
+    impatient = "SET tx_isolation = 'READ-COMMITTED', innodb_lock_wait_timeout = 0"
+    engine = mariadb.new_engine(connect_args={"init_command": impatient})
+    store = DatabaseStore(engine, ob.configuration)
+
+    with mariadb.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="n:late")
+        session.flush()
+        claimed = claim(store, quota(permits=ENTRIES))
+        settled = settle(store, *[(entry, Settle("delivered", 1)) for entry in claimed])
+
+    assert len(settled) == ENTRIES
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_what_a_batch_may_not_end_keeps_its_queue_row(mariadb: Database, ob: outbox.Outbox, lost: int) -> None:
     put(mariadb, ob, count=2)

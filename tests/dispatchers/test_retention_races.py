@@ -251,7 +251,7 @@ if engine.dialect.name == "sqlite":
 
 @sa.event.listens_for(engine, "after_cursor_execute")
 def die(connection, cursor, statement, *rest):
-    if statement.startswith(sys.argv[1]):
+    if sys.argv[1] in statement:
         os.kill(os.getpid(), signal.SIGKILL)
 
 clean(engine)

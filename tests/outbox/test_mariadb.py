@@ -17,7 +17,7 @@ from outbox.errors import ConfigurationError, NoTransaction, SchemaError
 from outbox.sql import mariadb_settings
 from outbox.sql.dialect import database_now, is_passing, is_timeout, sqlstate
 from outbox.sql.engines import engine_of
-from outbox.sql.key_locks import try_lock, wait_for_lock
+from outbox.sql.key_locks import lock_ids, try_lock, wait_for_lock
 from outbox.sql.schema import key_lock
 
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -192,6 +192,15 @@ def test_two_transactions_that_wait_for_each_others_keys_do_not_deadlock(mariadb
 
         assert not wait_for_lock(first, TABLES, ids[1], timedelta(milliseconds=30))
         assert not wait_for_lock(second, TABLES, ids[0], timedelta(milliseconds=30))
+
+
+def test_the_locks_of_other_keys_are_not_waited_for(mariadb: Database) -> None:
+    """Without its index a DELETE of several locks reads all of them, and two transactions end with a deadlock."""
+    with mariadb.engine.connect() as first, mariadb.engine.connect() as second:
+        second.exec_driver_sql("SET innodb_lock_wait_timeout = 0")
+
+        for connection in (first, second):
+            lock_ids(connection, TABLES, [uuid4() for _ in range(20)])
 
 
 def test_many_transactions_with_one_ordering_key_take_turns(mariadb: Database, ob: outbox.Outbox) -> None:
