@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 SERVERS = ("mariadbd", "/usr/sbin/mariadbd")
 FAST = (  # a test survives a killed process, not a power cut
-    *("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0", "--skip-log-bin", "--performance-schema=OFF"),
+    *("--innodb-flush-method=nosync", "--innodb-doublewrite=0", "--skip-log-bin", "--performance-schema=OFF"),
     *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--innodb-lock-wait-timeout=10"),
 )
 
