@@ -81,7 +81,10 @@ def bounds(now: DatabaseIdentity, identity: DatabaseIdentity, known: DatabaseIde
 
 
 def is_due(now: DatabaseIdentity, identity: DatabaseIdentity) -> bool:
-    """Whether the identity must be renewed. Its time never decreases. The timeline of a MariaDB is unknown while it replicates."""
+    """Whether the identity must be renewed. Its time never decreases.
+
+    The timeline of a MariaDB is unknown while it follows another server.
+    """
     return now.timeline != identity.timeline or now.checked_at - identity.checked_at >= IDENTITY_EVERY
 
 

@@ -16,7 +16,7 @@ from dispatchers.admin import doctor_rules as rules
 from dispatchers.admin.dispatchers import is_served, live
 from dispatchers.admin.doctor_rules import Finding
 from dispatchers.admin.overview import read_unregistered, read_unserved
-from dispatchers.admin.table_health import read_holders, read_tables, sees_sessions
+from dispatchers.admin.table_health import SESSIONS_RIGHT, read_history, read_holders, read_tables
 from dispatchers.store import callback_registry
 from dispatchers.store.guards import Guards
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
@@ -240,16 +240,19 @@ def _callbacks(connection: Connection, context: Context) -> Iterable[Finding]:
 
 
 def _horizon(connection: Connection, context: Context) -> Iterable[Finding]:
-    if not _is_postgresql(connection):
+    if (right := SESSIONS_RIGHT.get(connection.dialect.name)) is None:
         return
-    if not sees_sessions(connection):
-        raise NotChecked("this role sees its own sessions only: GRANT pg_read_all_stats TO it")
-    yield from rules.horizon(read_holders(connection))
+    holders = read_holders(connection)
+    if holders is None:
+        raise NotChecked(f"this role sees its own sessions only: {right}")
+    yield from rules.horizon(holders)
 
 
 def _vacuum(connection: Connection, context: Context) -> Iterable[Finding]:
     if _is_postgresql(connection):
         yield from rules.vacuum(read_tables(connection, context.tables))
+    if connection.dialect.name == "mariadb":
+        yield from doctor_mariadb.purge(read_history(connection))
 
 
 def _pooler(connection: Connection, context: Context) -> Iterable[Finding]:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from dispatchers.admin.doctor_rules import Finding
 
 GALERA_NODES_MIN = 3
+HISTORY_MAX = 100_000
 
 
 def server(settings: Mapping[str, int]) -> Iterator[Finding]:
@@ -17,6 +18,18 @@ def server(settings: Mapping[str, int]) -> Iterator[Finding]:
             yield Finding(
                 check="server", severity="warning", text=f"{name} is {value}", meaning=rule.meaning, remedy=remedy
             )
+
+
+def purge(history: int) -> Iterator[Finding]:
+    """history: how many transactions are not purged yet."""
+    if history > HISTORY_MAX:
+        yield Finding(
+            check="vacuum",
+            severity="warning",
+            text=f"{history} transactions are not purged yet (Innodb_history_list_length)",
+            meaning="the tables grow, and claims become slow, because they read what is deleted",
+            remedy="see the check `horizon`; else raise innodb_purge_threads, or slow down the writers of this server",
+        )
 
 
 class _Setting(NamedTuple):

@@ -274,7 +274,8 @@ def horizon(holders: Sequence[Holder]) -> Iterator[Finding]:
                 severity="warning",
                 text=f"{holder.what} holds back the removal of dead rows{since}",
                 meaning="the queue's table and indexes grow, and claims read what is dead",
-                remedy="end it (pg_terminate_backend, ROLLBACK PREPARED, pg_drop_replication_slot), or let it commit sooner",
+                remedy="end it (pg_terminate_backend, ROLLBACK PREPARED, pg_drop_replication_slot; KILL on MariaDB), or let it"
+                " commit sooner",
             )
 
 

@@ -1,12 +1,14 @@
-"""The state of the outbox's tables in PostgreSQL: their sizes, their dead rows, and what keeps autovacuum from removing those."""
+"""The state of the outbox's tables: their sizes, and what keeps PostgreSQL and MariaDB from removing old versions of rows."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, bindparam, text
+from sqlalchemy.exc import DBAPIError
 
 from outbox.sql.dialect import database_now
 from outbox.sql.identifiers import quoted_table
+from outbox.sql.mariadb_errors import PROCESS_MISSING, number_of
 from outbox.sql.schema import Tables
 
 
@@ -20,7 +22,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """A table, as PostgreSQL's statistics show it.
+    """A table, as the server's statistics show it; on MariaDB its name, rows and sizes only.
 
     alive, dead: its rows, estimated. vacuums: whether autovacuum works on it. vacuum_after: autovacuum begins at so many dead
     rows. heap_bytes, index_bytes: on disk; the first without its TOAST table. vacuumed_at: its last vacuum, by hand or not.
@@ -44,37 +46,64 @@ class TableHealth:
 class DatabaseHealth:
     """The tables and what holds back the removal of dead rows, the longest first.
 
-    holders: None for a role that may not see others' sessions. is_postgresql: whether there is anything to report at all.
+    holders: None for a role that may not see others' sessions. history: how many transactions MariaDB has not purged yet. A
+    database without statistics, such as SQLite, has no tables here.
     """
 
     at: datetime
-    is_postgresql: bool
+    history: int | None
     tables: list[TableHealth]
     holders: list[Holder] | None
 
 
 def read_database_health(connection: Connection, tables: Tables) -> DatabaseHealth:
-    """Reads PostgreSQL's statistics only, and no row of a table."""
-    is_postgresql = connection.dialect.name == "postgresql"
+    """Reads the server's statistics only, and no row of a table."""
+    dialect = connection.dialect.name
+    has_statistics = dialect in SESSIONS_RIGHT
     return DatabaseHealth(
         at=database_now(connection),
-        is_postgresql=is_postgresql,
-        tables=read_tables(connection, tables) if is_postgresql else [],
-        holders=read_holders(connection) if is_postgresql and sees_sessions(connection) else None,
+        history=read_history(connection) if dialect == "mariadb" else None,
+        tables=read_tables(connection, tables) if has_statistics else [],
+        holders=read_holders(connection) if has_statistics else None,
     )
 
 
-def sees_sessions(connection: Connection) -> bool:
-    """Whether this role sees the sessions of others, and not only its own."""
-    return bool(connection.execute(text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")).scalar_one())
+SESSIONS_RIGHT = {"postgresql": "GRANT pg_read_all_stats TO it", "mariadb": "GRANT PROCESS ON *.* TO it"}
+"""By dialect: what lets a role see the sessions of others, and not only its own."""
 
 
-def read_holders(connection: Connection) -> list[Holder]:
+def read_holders(connection: Connection) -> list[Holder] | None:
+    """What holds back the removal of dead rows, the longest first; None for a role that may not see it."""
+    if connection.dialect.name == "mariadb":
+        return _read_holders_on_mariadb(connection)
+    if not connection.execute(text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")).scalar_one():
+        return None
     return [Holder(row.what, row.held and row.held.total_seconds()) for row in connection.execute(_HOLDERS)]
+
+
+def _read_holders_on_mariadb(connection: Connection) -> list[Holder] | None:
+    try:
+        return [Holder(row.what, float(row.held)) for row in connection.execute(_MARIADB_HOLDERS)]
+    except DBAPIError as error:
+        if number_of(error.orig) != PROCESS_MISSING:
+            raise
+        return None
+
+
+def read_history(connection: Connection) -> int:
+    """How many transactions MariaDB has not purged yet: a claim reads what they have deleted. Any user may read it."""
+    return int(connection.execute(_HISTORY).scalar_one())
 
 
 def read_tables(connection: Connection, tables: Tables) -> list[TableHealth]:
     wanted = (tables.queue, tables.entry, tables.settlement, tables.event, tables.record, tables.tombstone)
+    if connection.dialect.name == "mariadb":
+        names = {"schema": tables.queue.schema, "tables": [table.name for table in wanted]}
+        found = connection.execute(_MARIADB_TABLES, names)
+        return [
+            TableHealth(row.name, row.alive, 0, vacuums=True, heap_bytes=row.heap, index_bytes=row.indexes)
+            for row in found
+        ]
     rows = connection.execute(_HEALTH, {"tables": [quoted_table(table) for table in wanted]})
     return [TableHealth(*row) for row in rows]
 
@@ -91,6 +120,23 @@ SELECT format('the replication slot %s, which nothing reads,', slot_name), NULL
 FROM pg_replication_slots WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL)
 ORDER BY held DESC NULLS FIRST
 """)
+
+_HISTORY = text(
+    "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'INNODB_HISTORY_LIST_LENGTH'"
+)
+_MARIADB_TABLES = text(
+    "SELECT table_name AS name, table_rows AS alive, data_length AS heap, index_length AS indexes FROM information_schema.tables"
+    " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :tables ORDER BY table_name"
+).bindparams(bindparam("tables", expanding=True))
+# One at READ COMMITTED keeps old versions only while a statement of it runs.
+_MARIADB_HOLDERS = text(
+    "SELECT CONCAT('the session ', p.id, ' of ', p.user, ' at ', t.trx_isolation_level) AS what,"
+    " TIMESTAMPDIFF(SECOND, CONVERT_TZ(t.trx_started, 'SYSTEM', '+00:00'), UTC_TIMESTAMP()) AS held"
+    " FROM information_schema.innodb_trx AS t JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id"
+    " WHERE p.id <> CONNECTION_ID()"
+    " AND (t.trx_isolation_level IN ('REPEATABLE READ', 'SERIALIZABLE') OR t.trx_query IS NOT NULL)"
+    " ORDER BY held DESC"
+)
 
 _HEALTH = text("""
 SELECT c.relname AS name, s.n_live_tup AS alive, s.n_dead_tup AS dead,

@@ -10,6 +10,7 @@ DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 OUTSIDE_CLUSTER = "08S01"
 LOCK_WAIT_TIMEOUT = 1205
+PROCESS_MISSING = 1227
 
 _STATES = MappingProxyType(
     {

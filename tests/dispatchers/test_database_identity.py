@@ -97,7 +97,7 @@ def test_a_promotion_that_lost_the_last_identity_is_none() -> None:
     assert not is_promotion(PROMOTED, IDENTITY, known)
 
 
-def test_a_server_that_fell_behind_a_remembered_promotion_is_none() -> None:
+def test_a_server_without_a_remembered_promotion_is_none() -> None:
     assert not is_promotion(NOW, IDENTITY, replace(IDENTITY, timeline="00000002"))
 
 

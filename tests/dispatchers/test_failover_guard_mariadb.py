@@ -24,9 +24,6 @@ from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
 from outbox.errors import Suspended
 
-KEPT = ("--innodb-flush-log-at-trx-commit=2", "--log-bin=log", "--bind-address=127.0.0.1")
-"""A commit survives the process."""
-
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,7 +31,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing := missing_program():
         pytest.skip(f"{missing} is not installed")
     data = make_data(tmp_path_factory.mktemp("template") / "data")
-    with mariadb_on(data, *KEPT, "--skip-networking") as url:
+    with mariadb_on(data, "--skip-networking") as url:
         execute(url, "CREATE DATABASE shop CHARACTER SET utf8mb4")
         engine = sa.create_engine(url.set(database="shop"), poolclass=sa.NullPool)
         TABLES.metadata.create_all(engine)
@@ -48,7 +45,9 @@ def data(template: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def shop_on(data: Path, port: int, server_id: int = 1) -> Iterator[Database]:
-    with mariadb_on(data, *KEPT, f"--port={port}", f"--server-id={server_id}") as url:
+    with mariadb_on(
+        data, "--log-bin=log", "--bind-address=127.0.0.1", f"--port={port}", f"--server-id={server_id}"
+    ) as url:
         database = Database(url.set(database="shop").update_query_dict({"init_command": READ_COMMITTED}))
         yield database
         database.dispose()
@@ -140,9 +139,8 @@ def test_an_older_state_of_the_data_is_noticed_by_the_identity_file(
     with shop_on(data, port) as database:
         run_once(database, ob, **remembering)
 
-    with shop_on(backup, port) as restored:
-        with pytest.raises(Suspended, match="an older state was restored"):
-            run_once(restored, ob, **remembering)
+    with shop_on(backup, port) as restored, pytest.raises(Suspended, match="an older state was restored"):
+        run_once(restored, ob, **remembering)
 
 
 def test_a_copy_under_another_name_is_noticed(mariadb: Database, ob: outbox.Outbox) -> None:
