@@ -62,7 +62,9 @@ def suspicion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: D
 
 def is_promotion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
     """Whether all that is suspicious is a timeline that follows the stored one: the same history, with every identity in it."""
-    if identity is None or None in (identity.timeline, now.timeline) or now.timeline == identity.timeline:
+    if identity is None or identity.timeline is None or now.timeline is None or now.timeline == identity.timeline:
+        return False
+    if now.lsn is not None and int(now.timeline, 16) < int(identity.timeline, 16):  # PostgreSQL counts them
         return False
     followed = [replace(each, timeline=now.timeline) if each else None for each in (identity, known)]
     return suspicion(now, *followed) is None
