@@ -40,20 +40,26 @@ def test_an_open_transaction_holds_back_the_horizon(postgresql: Database, monkey
     assert text.startswith("the idle in transaction session ")
 
 
-def test_settings_of_a_mariadb_that_put_commits_at_risk_are_found(mariadb: Database, ob: outbox.Outbox) -> None:
-    """The server of the tests waits for no disk."""
-    deploy(mariadb, ob)
+@contextmanager
+def at_risk(mariadb: Database) -> Iterator[None]:
+    """The server may lose a commit, and closes an idle connection soon."""
+    names = ("innodb_flush_log_at_trx_commit", "wait_timeout")
+    change = ", ".join(f"GLOBAL {name} = %s" for name in names)
     with mariadb.owner() as connection:
-        before = connection.exec_driver_sql(
-            "SELECT @@GLOBAL.wait_timeout, @@GLOBAL.innodb_flush_log_at_trx_commit"
-        ).one()
-        connection.exec_driver_sql("SET GLOBAL wait_timeout = 5, GLOBAL innodb_flush_log_at_trx_commit = 2")
+        before = connection.exec_driver_sql(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}").one()
+        connection.exec_driver_sql(f"SET {change}", (2, 5))
     try:
-        document = examined(mariadb)
+        yield
     finally:
         with mariadb.owner() as connection:
-            restored = "SET GLOBAL wait_timeout = %s, GLOBAL innodb_flush_log_at_trx_commit = %s"
-            connection.exec_driver_sql(restored, tuple(before))
+            connection.exec_driver_sql(f"SET {change}", tuple(before))
+
+
+def test_settings_of_a_mariadb_that_put_commits_at_risk_are_found(mariadb: Database, ob: outbox.Outbox) -> None:
+    deploy(mariadb, ob)
+
+    with at_risk(mariadb):
+        document = examined(mariadb)
 
     assert document["unchecked"] == []
     texts = [(each["check"], each["text"]) for each in document["findings"]]
@@ -63,19 +69,18 @@ def test_settings_of_a_mariadb_that_put_commits_at_risk_are_found(mariadb: Datab
 def test_a_dispatcher_on_mariadb_logs_what_is_found_of_the_server_once(
     mariadb: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server of the tests waits for no disk."""
-
     async def serve() -> None:
         serving = asyncio.ensure_future(daemon.serve(crm(mariadb, ob)))
         await until_true(lambda: any("database server: " in line for line in caplog.messages))
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
 
-    asyncio.run(serve())
+    with at_risk(mariadb):
+        asyncio.run(serve())
 
-    (line,) = [line for line in caplog.messages if line.startswith("database server: ")]
+    line, _ = [line for line in caplog.messages if line.startswith("database server: ")]
     assert line.startswith(
-        "database server: innodb_flush_log_at_trx_commit is 0: a commit that was answered may be lost"
+        "database server: innodb_flush_log_at_trx_commit is 2: a commit that was answered may be lost"
     )
     assert "SET GLOBAL innodb_flush_log_at_trx_commit = 1" in line
 
