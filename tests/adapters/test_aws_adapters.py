@@ -274,8 +274,8 @@ def test_a_source_that_eventbridge_does_not_take_is_an_error_at_the_start(source
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"}, "must end in .fifo"),
-        ({"queue": {"orders.placed": "orders"}}, "must end in .fifo"),
+        ({"queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"}, "whose name ends in .fifo"),
+        ({"queue": {"orders.placed": "orders"}}, "whose name ends in .fifo"),
         ({"window": timedelta(minutes=6)}, "at most 0:05:00"),
         ({"window": None}, "at most 0:05:00"),
         ({"key_attribute": ""}, "name of a message attribute"),

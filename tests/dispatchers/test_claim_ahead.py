@@ -311,8 +311,8 @@ def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
 
     asyncio.run(main())
 
-    assert sent == 300
-    assert [row.attempts for row in postgresql.queue] == [0] * 300
+    assert 300 <= sent <= 301  # and the first of a claim that was on its way
+    assert [row.attempts for row in postgresql.queue] == [0] * (600 - sent)
 
 
 def test_a_stop_releases_what_was_claimed_ahead(

@@ -72,18 +72,19 @@ def make_data(at: Path) -> Path:
 @contextmanager
 def mariadb_on(data: Path, *options: str) -> Iterator[sa.URL]:
     """Run a server on these data, and kill it at the end: nothing is written that was not committed before."""
-    socket, log = data.with_suffix(".socket"), data.with_suffix(".log")
-    server = [str(_server()), "--no-defaults", *_user(), f"--datadir={data}", f"--socket={socket}", *FAST]
-    ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    with log.open("wb") as output:
-        command = [*ends_with_us, *server, *(options or ["--skip-networking"])]
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=data.parent)
-    try:
-        url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
-        yield _when_ready(process, log, with_driver(url, "pymysql"))
-    finally:
-        process.kill()
-        process.wait()
+    with TemporaryDirectory(prefix="mariadb") as folder:  # a socket's path has 107 characters at most
+        socket, log = Path(folder, "socket"), Path(folder, "log")
+        server = [str(_server()), "--no-defaults", *_user(), f"--datadir={data}", f"--socket={socket}", *FAST]
+        ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with log.open("wb") as output:
+            command = [*ends_with_us, *server, *(options or ["--skip-networking"])]
+            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+        try:
+            url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
+            yield _when_ready(process, log, with_driver(url, "pymysql"))
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _user() -> list[str]:
