@@ -66,10 +66,8 @@ class Surveys:
         """
         for other, survey in self._of.items():
             if other != database and name in survey.flow_states.of:
-                theirs, ahead = (
-                    survey.flow_states.of[name],
-                    at - survey.at(now).at,
-                )  # each database has a clock of its own
+                theirs = survey.flow_states.of[name]
+                ahead = at - survey.at(now).at  # each database has a clock of its own
                 state = replace(
                     state,
                     paused=state.paused or theirs.paused,
