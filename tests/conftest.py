@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +28,10 @@ pytest.register_assert_rewrite("support.store_agreement", "support.roles")  # th
 EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "25"))
 hypothesis.settings.register_profile("outbox", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("outbox")
+
+
+# A shell's background job ignores Ctrl-C, and so would the processes that tests stop with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
