@@ -50,6 +50,7 @@ from support.store_transitions import (
 )
 
 COMPARED = (TABLES.queue, TABLES.settlement, TABLES.event, TABLES.blocked_group, TABLES.destination)
+READ = [sa.select(table).order_by(*table.primary_key) for table in COMPARED]
 
 
 class Agreement(RuleBasedStateMachine):
@@ -308,7 +309,7 @@ class Agreement(RuleBasedStateMachine):
     def _rows(self) -> list[Sequence[Any]]:
         """Of each table that is compared; in one transaction, which a check after each step would otherwise spend most on."""
         with self.database.observer.connect() as connection:
-            return [connection.execute(sa.select(table).order_by(*table.primary_key)).all() for table in COMPARED]
+            return [connection.execute(query).all() for query in READ]
 
     def _same_permits(self, of_sql: Sequence[Taken], of_reference: Sequence[Taken]) -> None:
         now = datetime.now(UTC)

@@ -12,7 +12,7 @@ from support.store_transitions import KINDS, OPERATIONS
 import outbox
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 25), ("sqlite", 40)])
+@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 15), ("sqlite", 25)])
 def test_a_database_does_what_the_reference_store_does(
     request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str, examples: int
 ) -> None:
