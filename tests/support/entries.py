@@ -40,7 +40,8 @@ def put(
     database: Database, ob: outbox.Outbox, operation: str = "crm.upsert", *, count: int = 1, **settings: Any
 ) -> list[UUID]:
     """Enqueue and commit entries of one operation, in one transaction; the parents are numbered on."""
-    first = len(database.entries)
+    with database.observer.connect() as connection:
+        first = connection.scalar(sa.select(sa.func.count()).select_from(TABLES.entry)) or 0
     with database.begin() as session:
         given = {"payload": {"amount": 2000}, **settings}
         return [
@@ -94,9 +95,12 @@ def change(database: Database, id: UUID, **values: Any) -> None:
 def age(database: Database, by: timedelta) -> None:
     """As if everything in the outbox had happened `by` earlier."""
     queue, entry = TABLES.queue, TABLES.entry
-    _shift(database, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
-    _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
-    _shift(database, entry, by, "due_at", "created_at")
+    # One table in each transaction: it waits for those that write to it, and they may wait for another
+    with database.owner() as connection:
+        _shift(connection, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
+        _shift(connection, queue, by, "due_at", where=queue.c.due_at < NEVER)
+    with database.owner() as connection:
+        _shift(connection, entry, by, "due_at", "created_at")
     for row in database.queue:
         lookup = read_outcome(row.outcome).lookup
         if lookup is not None:
@@ -109,18 +113,21 @@ def age(database: Database, by: timedelta) -> None:
             record["known"]["decided_at"] = (known.decided_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
     destination = TABLES.destination
-    _shift(database, destination, by, "cooldown_until", "breaker_until", "rate_at", "decided_at")
-    for row in database.rows(destination):
+    if rows := database.rows(destination):
+        with database.owner() as connection:
+            _shift(connection, destination, by, "cooldown_until", "breaker_until", "rate_at", "decided_at")
+    for row in rows:
         taken = as_record(each._replace(until=each.until - by) for each in on_record(row.permits_taken))
         database.execute(sa.update(destination).where(destination.c.name == row.name).values(permits_taken=taken))
 
 
-def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
+def _shift(connection: sa.Connection, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
     statement = sa.update(table).values({name: earlier(table.c[name], by) for name in columns})
-    with database.owner() as connection:
-        if database.name == "postgresql":  # the server may still be at work for a process that was killed, row by row
-            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
-        connection.execute(statement if where is None else statement.where(where))
+    if (
+        connection.dialect.name == "postgresql"
+    ):  # the server may still be at work for a process that was killed, row by row
+        connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+    connection.execute(statement if where is None else statement.where(where))
 
 
 # --- claims
