@@ -26,7 +26,7 @@ def serving_asgi(app: Any) -> Iterator[str]:
 
 
 class _Server(uvicorn.Server):
-    """Stops at once. Uvicorn's own loop checks every 100 ms whether it is to stop."""
+    """Stops at once. Uvicorn's own loop checks every 100 ms whether it is to stop, and then pauses as long."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(uvicorn.Config(app, lifespan="off", ws="none", log_level="critical"))
@@ -35,3 +35,11 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.on_tick(0)  # the Date header of its answers
         await asyncio.wrap_future(self.stopped)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while tasks := self.server_state.tasks:  # the requests in flight
+            await asyncio.wait(list(tasks))
