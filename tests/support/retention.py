@@ -10,6 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 import outbox
+from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import KEEP
@@ -38,11 +39,13 @@ def maintenance(
     engine = database.dispatchers_engine if isinstance(database, Database) else database
 
     async def run(work: Callable[[sa.Connection], Result]) -> Result:
+        @repeated_after_conflicts
         def blocking() -> Result:
             with engine.begin() as connection:
                 return work(connection)
 
-        return await asyncio.to_thread(blocking)
+        result: Result = await asyncio.to_thread(blocking)
+        return result
 
     return Maintenance(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_ratio": 0, **settings})
 
