@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.database import TABLES, Database
 from support.entries import put
+from support.examples import divided
 
 import outbox
 from dispatchers.admin.bulk import BulkDecision, decide, preview
@@ -140,7 +141,7 @@ def meets(wanted: Filter, made: tuple[str, str, bool, str | None, str | None]) -
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=divided(over=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(world=WORLDS, wanted=WANTED)
 def test_the_count_of_the_sentence_is_what_changes(
     database: Database, ob: outbox.Outbox, world: list[tuple[str, str, bool, str | None, str | None]], wanted: Filter

@@ -24,7 +24,7 @@ def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) 
 
 
 def test_two_dispatchers_run_each_callback_once(shop: Shop) -> None:
-    put(shop.database, shop.ob, count=40)
+    put(shop.database, shop.ob, count=20)
     shop.on_settled(shop.pay)
     adapter = MemoryAdapter()
 
@@ -33,9 +33,9 @@ def test_two_dispatchers_run_each_callback_once(shop: Shop) -> None:
         both = [shop.dispatcher(engine, adapters={"crm": adapter}, concurrency=8) for engine in engines]
         return await asyncio.gather(*(each.run_once() for each in both))
 
-    assert sum(asyncio.run(main())) == 40
+    assert sum(asyncio.run(main())) == 20
 
-    assert len(shop.database.orders) == len(shop.seen) == 40
+    assert len(shop.database.orders) == len(shop.seen) == 20
 
 
 @pytest.mark.every_value
@@ -56,7 +56,7 @@ def test_a_database_that_goes_away_at_the_settling_gets_the_effects_once(
 
 
 def test_many_callbacks_make_do_with_a_pool_of_one_connection(shop: Shop) -> None:
-    put(shop.database, shop.ob, count=40)
+    put(shop.database, shop.ob, count=20)
     shop.on_settled(shop.pay)
     pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 20}
 
@@ -72,9 +72,9 @@ def test_many_callbacks_make_do_with_a_pool_of_one_connection(shop: Shop) -> Non
         await engine.dispose()
         return settled
 
-    assert asyncio.run(asyncio.wait_for(main(), 60)) == 40
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 20
 
-    assert len(shop.database.orders) == 40
+    assert len(shop.database.orders) == 20
 
 
 def test_a_slow_callback_stalls_no_entry_without_one(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database import TABLES, Database
 from support.entries import claim, claim_at_once, claim_request, quota, settle
+from support.examples import divided
 from support.fair_share import Bench
 
 import outbox
@@ -65,7 +66,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
 ) -> None:
     bench = Bench(request.getfixturevalue(kind), ob)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=divided(over=2), deadline=None)
     @given(
         waiting=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 12), min_size=1),
         untold=st.integers(0, 10),

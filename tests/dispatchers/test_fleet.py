@@ -38,13 +38,13 @@ def databases(copies: Any) -> Iterator[list[Database]]:
 
 
 def test_it_sends_the_entries_of_every_database(databases: list[Database], ob: outbox.Outbox) -> None:
-    put_ids = {id for each in databases for id in put(each, ob, count=20)}
+    put_ids = {id for each in databases for id in put(each, ob, count=10)}
     service = Slow()
 
-    run_until(fleet(urls(databases), ob, service), delivered(databases, 20))
+    run_until(fleet(urls(databases), ob, service), delivered(databases, 10))
 
     assert {delivery.id for delivery in service.deliveries} == put_ids
-    assert len(service.deliveries) == 60
+    assert len(service.deliveries) == 30
     assert service.closed == 1
 
 
@@ -58,15 +58,15 @@ def test_ordering_groups_of_each_database_are_sent_in_order(databases: list[Data
 
     for number, each in enumerate(databases):
         with each.begin() as session:
-            for step in range(20):
+            for step in range(6):
                 for group in range(3):
                     key = f"{number}:{group}"
                     ob.enqueue(session, "crm.upsert", step, parent=f"{key}:{step}", ordering_key=key)
 
-    run_until(fleet(urls(databases), ob, Ordered(), concurrency=2), delivered(databases, 60))
+    run_until(fleet(urls(databases), ob, Ordered(), concurrency=2), delivered(databases, 18))
 
     assert len(sent) == 9
-    assert all(steps == list(range(20)) for steps in sent.values())
+    assert all(steps == list(range(6)) for steps in sent.values())
 
 
 def test_a_callback_commits_in_the_database_of_its_entry(databases: list[Database], ob: outbox.Outbox) -> None:

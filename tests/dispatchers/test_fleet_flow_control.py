@@ -33,13 +33,13 @@ def test_the_concurrency_holds_over_all_databases(
     databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
 ) -> None:
     for each in databases:
-        put(each, ob, count=20)
+        put(each, ob, count=10)
     service = Slow()
 
-    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases, 20))
+    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases, 10))
 
     assert service.most == 4
-    assert len(service.deliveries) == 60
+    assert len(service.deliveries) == 30
 
 
 @pytest.mark.parametrize(
@@ -48,27 +48,27 @@ def test_the_concurrency_holds_over_all_databases(
 def test_a_long_queue_leaves_the_other_databases_their_share(
     databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
 ) -> None:
-    for each, count in zip(databases, (300, 40, 40), strict=True):
+    for each, count in zip(databases, (300, 20, 20), strict=True):
         put(each, ob, count=count)
     service = Slow()
 
-    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 40))
+    run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 20))
 
-    assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 40, and claims ahead come to it
+    assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 20, and claims ahead come to it
 
 
 def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[Database], ob: outbox.Outbox) -> None:
-    put(databases[1], ob, count=60)
+    put(databases[1], ob, count=30)
     service = Slow(0.05)
 
-    run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 60))
+    run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 30))
 
     assert service.most == 6
 
 
 def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox.Outbox) -> None:
     for each in databases:
-        put(each, ob, count=20)
+        put(each, ob, count=10)
     service, sent = MemoryAdapter(), list[float]()
 
     async def send(delivery: Delivery) -> Outcome:
@@ -77,7 +77,7 @@ def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox
 
     service.send = send  # type: ignore[method-assign]
     began = time.monotonic()  # the event loop's clock
-    run_until(fleet(urls(databases), ob, service, limits={"crm": Limits(rate=50, burst=5)}), delivered(databases, 20))
+    run_until(fleet(urls(databases), ob, service, limits={"crm": Limits(rate=50, burst=5)}), delivered(databases, 10))
 
     for number, at in enumerate(sent, 1):  # from the beginning: a busy machine makes each of them only later
         assert at - began >= (number - 5) / 50 * 0.99

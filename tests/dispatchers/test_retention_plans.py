@@ -14,7 +14,7 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from dispatchers.store.queries import next_accepted
 
-ROWS = 60_000
+ROWS = 5000
 IN_BATCHES = "generate_series(1, :rows) AS n"
 FILL = [
     # Every third entry is unsettled, every other one belongs to a request; what is settled was settled 0 to 60 days ago.
@@ -110,18 +110,18 @@ AT_ONE_INSTANT = [
     f"UPDATE outbox_record SET keep_until = {EXPIRED_AT}",
     f"UPDATE outbox_tombstone SET forget_at = {EXPIRED_AT}",
     "DELETE FROM outbox_queue",
-    """
+    f"""
     INSERT INTO outbox_record (id, env, scope, source, parent, kid, state, fingerprint, fingerprint_version, status, body,
         headers, completion, created_at, replay_until, keep_until)
-    SELECT gen_random_uuid(), 'test', '', 'http', 'order:' || n, 'k1', 'accepted', sha256('r'), 1, 202, '', '{}', 'done',
+    SELECT gen_random_uuid(), 'test', '', 'http', 'order:' || n, 'k1', 'accepted', sha256('r'), 1, 202, '', '{{}}', 'done',
         now(), now() + interval '1 day', now() + interval '1 day'
-    FROM generate_series(1, 20000) AS n
+    FROM generate_series(1, {ROWS}) AS n
     """,
 ]
 
 
 def test_rows_that_share_one_instant_are_read_in_the_order_of_an_index(postgresql: Database) -> None:
-    fill(postgresql, 20_000)
+    fill(postgresql, ROWS)
     for statement in AT_ONE_INSTANT:
         postgresql.execute(sa.text(statement))
     run(postgresql, "ANALYZE outbox_{}")

@@ -133,7 +133,7 @@ def test_a_record_stays_while_its_last_entry_is_being_settled(postgresql: Databa
 def test_beside_a_dispatcher_no_record_goes_before_its_entries_have_ended(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    count = 200
+    count = 80
     for number in range(count):
         request(database, ob, f"retry-{number}", "crm.upsert")
     elapse(database, PAST_AUDIT)

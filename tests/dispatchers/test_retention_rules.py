@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.database import TABLES, Database
+from support.examples import divided
 from support.retention import DAY, KEEP, clean
 
 from dispatchers.maintenance.retention import BEHIND
@@ -190,7 +191,11 @@ def deleted(before: World, after: World) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True)
+anything = settings(
+    max_examples=divided(over=2),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    print_blob=True,
+)
 
 
 def check(database: Database, world: World, rows_max: int) -> None:

@@ -141,6 +141,9 @@ def test_while_an_adapter_blocks_the_loop_another_process_takes_over_once(
 # --- cancelled anywhere
 
 
+ENDS = {"delivered", "uncertain"}
+
+
 class StepwiseTransactions(Transactions):
     """The real ones, of which each is a step of the event loop, with the commit in its middle."""
 
@@ -172,8 +175,9 @@ def test_a_task_cancelled_at_any_await_leaves_what_the_next_one_finishes(
         put(sqlite, ob, count=2)
         finished = asyncio.run(cancelled_after(steps, sqlite, ob, adapter))
         for _ in range(2):  # what was claimed and not sent, then what that has left
-            age(sqlite, HOUR)
-            run_once(sqlite, ob, adapters={"crm": adapter})
+            if states(sqlite).keys() - ENDS:
+                age(sqlite, HOUR)
+                run_once(sqlite, ob, adapters={"crm": adapter})
         steps += 1
         ends |= set(states(sqlite))
         assert ends <= {"delivered"} | others, f"cancelled after {steps} steps"

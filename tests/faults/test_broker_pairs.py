@@ -10,12 +10,12 @@ from support.broker_pair import pair
 
 
 def test_after_kills_everywhere_each_message_of_nats_is_applied_once(server_url: sa.URL, tmp_path: Path) -> None:
-    finding = pair(server_url, "nats", 300, 3, tmp_path)
+    finding = pair(server_url, "nats", 150, 3, tmp_path)
 
-    assert finding.startswith("nats: 300 messages, 3 kills, each applied once")
+    assert finding.startswith("nats: 150 messages, 3 kills, each applied once")
 
 
 def test_after_kills_everywhere_each_message_of_redis_is_applied_once(server_url: sa.URL, tmp_path: Path) -> None:
-    finding = pair(server_url, "redis", 300, 3, tmp_path)
+    finding = pair(server_url, "redis", 150, 3, tmp_path)
 
-    assert finding.startswith("redis: 300 messages, 3 kills, each applied once")
+    assert finding.startswith("redis: 150 messages, 3 kills, each applied once")

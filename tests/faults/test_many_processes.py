@@ -13,7 +13,7 @@ from support.verify import broken_rules
 import outbox
 
 PROCESSES = 8
-ENTRIES = 300
+ENTRIES = 150
 
 SHARED = """
 import asyncio

@@ -28,7 +28,7 @@ from outbox.moving import copy_scope
 
 SHARDS = ("east", "west", "north", "south")
 TENANTS = [f"tenant{number}" for number in range(8)]
-REQUESTS = 200
+REQUESTS = 100
 
 
 @pytest.fixture

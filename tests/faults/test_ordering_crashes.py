@@ -36,7 +36,7 @@ def make():
     )
 """
 
-GROUPS, WRITERS, EACH = 15, 5, 2  # 15 groups of 10 entries
+GROUPS, WRITERS, EACH = 10, 5, 2  # 10 groups of 10 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:

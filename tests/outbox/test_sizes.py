@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,12 +16,17 @@ DISPATCHER_LINES_MAX = 39
 
 def lengths(path: Path) -> dict[str, int]:
     """How many lines each function of this file has, by the line it begins in."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    nodes = functions_in(ast.parse(path.read_text()))
     return {f"{node.name}, line {node.lineno}": (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
+
+
+def functions_in(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """A function is a statement: most of a file's nodes are parts of an expression, and are passed by."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        if not isinstance(child, ast.expr):
+            yield from functions_in(child)
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

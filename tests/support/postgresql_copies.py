@@ -118,7 +118,7 @@ def _is_left_alone(connection: sa.Connection, kept: Sequence[int]) -> bool:
             return False
         if waited > LEFT_OPEN_SECONDS:
             connection.execute(_END_OTHERS, {"kept": kept})
-        time.sleep(0.003)  # to ask without a pause takes a core from the other tests
+        time.sleep(0.01)  # each question takes CPU time from the other tests
     return True
 
 

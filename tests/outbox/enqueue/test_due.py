@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.database import CHARGE, PAYLOAD, TABLES, Database
 from support.entries import put_one, run_once, states
+from support.examples import divided
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -55,7 +56,7 @@ def test_what_was_due_in_the_past_is_sent_at_once(database: Database, ob: outbox
     assert {row.due_at for row in database.entries} == {row.created_at for row in database.entries}
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=divided(over=3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dues=st.lists(st.datetimes(timezones=zones), min_size=1, max_size=8), zone=st.sampled_from(ZONES))
 def test_every_due_time_is_refused_or_sent_and_shown(
     database: Database, ob: outbox.Outbox, dues: list[datetime], zone: str

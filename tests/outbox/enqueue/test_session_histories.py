@@ -20,7 +20,7 @@ from support.session_histories import Do, History, prepare, scripts, some
 import outbox
 from dispatchers.adapters import MemoryAdapter
 
-EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "5"))
 """How many histories each test tries. Thousands find what is rare."""
 
 CHECKS = settings(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 from support.consumer import Poison
 from support.database import CHARGE, PAYLOAD, TABLES, Database, Order
+from support.examples import divided
 from support.inbox_batches import ACTIONS, ENDINGS, ENDINGS_BY_SQL, MESSAGES, SPOILT, Action, Batch, Step, fail
 
 import outbox
@@ -31,7 +32,7 @@ steps_of_a_handler = st.lists(
 @ended_on_its_connection
 @kinds
 @given(before=steps_of_a_handler, after=steps_of_a_handler, begun=st.booleans(), again=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=divided(over=3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_handler_does_each_message_is_handled_once(
     postgresql: Database,
     ob: outbox.Outbox,
