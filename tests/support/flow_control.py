@@ -6,6 +6,7 @@ from typing import Any
 import outbox
 from dispatchers import Breaker, Limits, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.flow_control.state import FlowUpdate, News
 from support.database import TABLES, Database
 from support.entries import HOUR, run_once
@@ -42,6 +43,7 @@ def untouched(database: Database) -> list[Any]:
     return [row for row in database.queue if (row.state, row.deliveries, row.attempts) == ("pending", 0, 0)]
 
 
+@repeated_after_conflicts
 def decide(database: Database, decision: Any, name: str = "crm", reason: str | None = None) -> None:
     with database.engine.begin() as connection:
         decision(connection, TABLES, name, actor="ada", reason=reason)

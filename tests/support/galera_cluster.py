@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from support.free_ports import free_ports
 from support.freezing import freeze
-from support.mariadb_server import FAST, SERVERS, install, missing_program
+from support.mariadb_server import FAST, SERVERS, inside, install, missing_program
 
 PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
 GROUP = {
@@ -73,7 +73,7 @@ class Node:
             (self.data / "rsync_sst_complete").unlink(missing_ok=True)
         extra = ["--wsrep-new-cluster"] if is_first else []
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*self._command, *extra], stdout=log, stderr=log, **_inside(self.folder))
+            self.process = subprocess.Popen([*self._command, *extra], stdout=log, stderr=log, **inside(self.folder))
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
@@ -155,7 +155,7 @@ class Cluster:
     def start(self, database: str) -> None:
         """Start the first node, and let the others copy it."""
         first, *others = self.nodes
-        install(first.data, ["--user=mysql"] if _is_root() else [], **_inside(first.folder))
+        install(first.data, ["--user=mysql"] if _is_root() else [], **inside(first.folder))
         first.start(is_first=True)
         first.until_synced()
         first.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
@@ -235,11 +235,6 @@ def _as_its_user() -> list[str]:
         return ends_with_us if shutil.which("setpriv") else []
     pwd.getpwnam("mysql")  # Debian's package makes it
     return [*ends_with_us, "--reuid=mysql", "--regid=mysql", "--clear-groups"]
-
-
-def _inside(folder: Path) -> dict[str, Any]:
-    """The server's user may not write into this process's own folder for temporary files."""
-    return {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
 
 
 def _server() -> str:

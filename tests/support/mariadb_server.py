@@ -65,8 +65,15 @@ def temporary_mariadb() -> Iterator[sa.URL]:
 
 def make_data(at: Path) -> Path:
     """The data of a new server."""
-    install(at, _user(), cwd=at.parent)
+    install(at, _user(), **inside(at.parent))
     return at
+
+
+def inside(folder: Path) -> dict[str, Any]:
+    """The settings of a server's process. A server that starts removes the temporary tables that it finds, another server's too:
+    each has its own folder for them.
+    """
+    return {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
 
 
 @contextmanager
@@ -78,7 +85,7 @@ def mariadb_on(data: Path, *options: str) -> Iterator[sa.URL]:
         ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with log.open("wb") as output:
             command = [*ends_with_us, *server, *(options or ["--skip-networking"])]
-            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+            process = subprocess.Popen(command, stdout=output, stderr=output, **inside(Path(folder)))
         try:
             url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
             yield _when_ready(process, log, with_driver(url, "pymysql"))
