@@ -56,10 +56,10 @@ class Seeded(NamedTuple):
 
 
 @pytest.fixture(scope="package")
-def seeded(server_url: sa.URL, tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Seeded]:
+def seeded(server_url: sa.URL, chromium: Browser) -> Iterator[Seeded]:
     with new_database(server_url) as url:
         shown = url.render_as_string(hide_password=False)
-        with open_demo(tmp_path_factory.mktemp("demo"), "--database", shown) as printed:
+        with open_demo("--database", shown) as printed:
             (secret,) = re.findall(r"export OUTBOX_SECRET=(\S+)", printed)
         yield Seeded(str(url.database), secret)
 

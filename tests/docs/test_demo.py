@@ -1,6 +1,5 @@
 """The demo as users run it: it ends well on both databases, fails where it must, and leaves nothing over."""
 
-import os
 import re
 import signal
 import subprocess
@@ -8,33 +7,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
 
-from support.database import IMPORT_PATH
-from support.python_processes import forked_commands
+from support.open_demo import ROOT, demo_process
+from support.python_processes import PythonProcess
 
-ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 450  # three runs side by side take about forty on an idle machine; a busy one may take ten times that
 
 
 @contextmanager
-def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of the demo, whose processes are forked; whatever it has started ends with the block."""
-    variables = dict(os.environ)
-    inherited = forked_commands(folder, [], variables)
-    variables["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, str(ROOT)])
-    with subprocess.Popen(
-        [sys.executable, "-m", "support.apps.forked_demo", *arguments],
-        cwd=ROOT,
-        env=variables,
-        pass_fds=[inherited],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+def demo(*arguments: str) -> Iterator["Run"]:
+    """A run of the demo; whatever it has started ends with the block."""
+    with TemporaryFile("w+") as output, demo_process(*arguments, stdout=output) as process:
         try:
-            yield process
+            yield Run(process, output)
         finally:
             process.send_signal(signal.SIGTERM)  # a no-op once it has ended
+
+
+class Run(NamedTuple):
+    process: PythonProcess
+    output: IO[str]
+
+    def result(self) -> tuple[int, str]:
+        """Its exit status and what it has printed, when it has ended."""
+        status = self.process.wait(RUN_SECONDS_MAX)
+        self.output.seek(0)
+        return status, self.output.read()
 
 
 def counts(output: str, words: str) -> tuple[int, int]:
@@ -65,17 +65,17 @@ def check_that_one_was_resolved(output: str) -> None:
     assert f"{id}" in output.partition("The operator resolved one entry (see above):")[2]
 
 
-def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten(tmp_path: Path) -> None:
+def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> None:
     """Three runs of half a minute, most of it waiting: side by side, and so in one test."""
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(demo(tmp_path, *arguments.split()))
+            stack.enter_context(demo(*arguments.split()))
             for arguments in ("--orders 20", "--orders 20 --sqlite", "--orders 40 --forgetful --sqlite")
         ]
-        postgresql, sqlite, forgetful = (run.communicate(timeout=RUN_SECONDS_MAX)[0] for run in runs)
+        postgresql, sqlite, (forgetful_status, forgetful) = (run.result() for run in runs)
 
-    for output, run, database in ((postgresql, runs[0], "PostgreSQL"), (sqlite, runs[1], "SQLite")):
-        assert run.returncode == 0, output
+    for (status, output), database in ((postgresql, "PostgreSQL"), (sqlite, "SQLite")):
+        assert status == 0, output
         assert output.startswith("20 customers check out"), output
         assert re.search(rf"│ checkouts, on [\w ]*{database}[^│]*│ 20 │", output), output
         assert count(output, "kills of the dispatcher (SIGKILL), while it was sending") > 0
@@ -93,7 +93,7 @@ def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten(tmp_pa
             f" the outbox reports {unsure[0]} charges and {unsure[1]} receipts as uncertain\n"
         )
 
-    assert runs[2].returncode == 1, forgetful
+    assert forgetful_status == 1, forgetful
     assert "In this run the payment service forgets every key at once" in forgetful
     assert counts(forgetful, "expected: orders answered 201, receipts of charged orders")[0] == 40
     assert counts(forgetful, "happened twice or more")[0] > 0

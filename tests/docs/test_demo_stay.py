@@ -12,8 +12,8 @@ from support.python_processes import run_python
 from examples.demo.stay import STAGING_MESSAGES
 
 
-def test_an_open_shop_has_work_for_an_operator_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    with open_demo(tmp_path, "--sqlite", "--orders", "40") as printed:
+def test_an_open_shop_has_work_for_an_operator_and_ends_with_ctrl_c() -> None:
+    with open_demo("--sqlite", "--orders", "40") as printed:
         shop = re.search(r"^  shop +(http://127.0.0.1:\d+)/checkout$", printed, re.M)
         exports = dict(re.findall(r"^  export (\w+)='?(.*?)'?$", printed, re.M))
         assert shop, printed

@@ -19,14 +19,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
 import pytest
 from support.docs_pages import FENCE, PAGES, ROOT, Snippet, snippets_of
-from support.installs import Environments
+from support.installs import Environment, Environments
 from support.migrations import blank_database
 from support.python_processes import DEVNULL, PIPE, STDOUT, PythonProcess, forked_commands
 
@@ -38,7 +38,6 @@ NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + 
 
 POSTGRESQL = "postgresql+psycopg://shop@localhost/shop"
 SECONDS_MAX = 60
-HERE = Path(sys.executable)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -49,17 +48,16 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in P
 class Reader:
     """Follows a page as a reader would, in a directory of its own. Raises AssertionError where it leads astray."""
 
-    def __init__(self, directory: Path, python: Path = HERE) -> None:
+    def __init__(self, directory: Path, environment: Environment | None = None) -> None:
         self.directory = directory
-        self.python = python
         ours = ("OUTBOX_", "DATABASE_URL", "PYTHON", "COLUMNS")  # pytest-xdist's workers have a width
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         commands = directory / ".commands"
         commands.mkdir()
+        python, self.server = environment or (Path(sys.executable), None)
         self.environment["PATH"] = os.pathsep.join([str(commands), str(python.parent), os.environ["PATH"]])
-        self._inherited: tuple[int, ...] = ()
-        if python == HERE:
-            self._inherited = (forked_commands(commands, ["outbox", "alembic", "python"], self.environment),)
+        names = ["outbox", "alembic", "python"]
+        self._inherited = forked_commands(commands, names, self.environment, python=python, server=self.server)
         self.output: str | None = None
 
     def follow(self, markdown: str) -> None:
@@ -87,9 +85,7 @@ class Reader:
         named = re.match(r"# (\w+\.py)\n", snippet.text)
         file = self.directory / (named[1] if named else f"line_{snippet.line}.py")
         file.write_text(snippet.text)
-        if self.python == HERE:
-            return self._finish(snippet, PythonProcess(file.name, **self._surroundings))
-        return self._run(snippet, str(self.python), file.name)
+        return self._finish(snippet, PythonProcess(file.name, server=self.server, **self._surroundings))
 
     def run_shell(self, snippet: Snippet) -> str:
         output = self._run(snippet, "bash", "-euc", f"{snippet.text}\nenv -0 > .environment")
@@ -124,7 +120,7 @@ class Reader:
         return output
 
     def _start(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(command, text=True, pass_fds=self._inherited, **self._surroundings)
+        return subprocess.Popen(command, text=True, pass_fds=[self._inherited], **self._surroundings)
 
     @property
     def _surroundings(self) -> dict[str, Any]:
@@ -132,8 +128,9 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
-    return Environments(tmp_path_factory.mktemp("environments"))
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environments]:
+    with closing(Environments(tmp_path_factory.mktemp("environments"))) as made:
+        yield made
 
 
 def installed(markdown: str) -> str | None:

@@ -1,13 +1,15 @@
 """Where an optional package is not installed: the error names the extra that brings it."""
 
-import subprocess
+import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT
 from support.database import IMPORT_PATH, Database
 from support.entries import dispatcher
+from support.python_processes import new_fork_server, run_python
 
 import outbox
 from dispatchers import Dispatcher
@@ -19,6 +21,7 @@ ENVIRONMENT = {"PYTHONPATH": IMPORT_PATH, "OUTBOX_SECRET": SECRET_TEXT, "OUTBOX_
 BLOCK = """
 import runpy, sys, traceback
 for name in {packages!r}:
+    assert name not in sys.modules
     sys.modules[name] = None
 try:
     {program}
@@ -27,6 +30,13 @@ except (ImportError, SystemExit) as error:
 """
 RUN = "from dispatchers import Dispatcher; from dispatchers.adapters import MemoryAdapter; Dispatcher("
 RUN += "'sqlite:///x.db', adapters={'crm': MemoryAdapter()}).run()"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[socket.socket]:
+    """It has imported what needs no extra, and so none of the packages that are missing in a child."""
+    with new_fork_server(sys.executable, ("sqlalchemy.orm", "outbox", "dispatchers"), ENVIRONMENT) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -66,16 +76,12 @@ RUN += "'sqlite:///x.db', adapters={'crm': MemoryAdapter()}).run()"
         ),
     ],
 )
-def test_a_part_without_its_package_names_the_extra(packages: list[str], program: str, says: str) -> None:
+def test_a_part_without_its_package_names_the_extra(
+    server: socket.socket, packages: list[str], program: str, says: str
+) -> None:
     source = BLOCK.format(packages=packages, program=program)
-    command = [sys.executable, "-c", source]
-    completed = subprocess.run(
-        command,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+
+    completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
 
     assert completed.stdout.splitlines()[-1] == says
 

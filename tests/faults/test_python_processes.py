@@ -1,5 +1,6 @@
 """A forked Python process ends as a new one does: status, output, errors and files."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.python_processes import PIPE, PythonProcess, run_python
+from support.database import IMPORT_PATH
+from support.python_processes import PIPE, PythonProcess, forked_commands, run_python
 
 PROGRAMS = {
     "it ends": "import sys; print(sys.argv, __name__); print('printed', file=sys.stderr)",
@@ -50,6 +52,22 @@ def test_a_forked_process_does_what_a_new_one_does(program: str, tmp_path: Path)
 def test_a_forked_process_refuses_what_only_the_interpreters_start_reads() -> None:
     with pytest.raises(ValueError, match="PYTHONHASHSEED"):
         run_python("-c", "", env={"PYTHONHASHSEED": "5", "PYTHONUNBUFFERED": "1"})
+
+
+def test_a_forked_process_starts_forked_processes_itself(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    forked_commands(tmp_path, [], variables)
+    inner = "import os, sys; print('support.entries' in sys.modules, os.getppid())"
+
+    outer = run_python(
+        "-c",
+        f"from support.python_processes import run_python; print(run_python('-c', {inner!r}).stdout)",
+        env=variables,
+    )
+
+    has_imports, parent = outer.stdout.split()
+    assert has_imports == "True"
+    assert int(parent) == int(run_python("-c", "import os; print(os.getppid())").stdout)  # the same server
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -24,8 +24,10 @@ from types import ModuleType
 NUMBER = struct.Struct("!q")
 """What the server writes to a program's channel: the process id, then, when the program has ended, its exit status."""
 
-REQUEST_FILES = 4
-"""A program's channel, stdin, stdout and stderr. They come by the control socket; the request itself by the channel."""
+REQUEST_FILES_MAX = 5
+"""A program's channel, stdin, stdout and stderr, and the socket of a fork server if it starts programs itself. They come by the
+control socket; the request itself by the channel.
+"""
 
 
 def serve(control: socket.socket) -> None:
@@ -42,7 +44,7 @@ def serve(control: socket.socket) -> None:
             woken.recv(4096)
             report_ended(channels)
         if control in ready:
-            _, files, _, _ = socket.recv_fds(control, 1, REQUEST_FILES)
+            _, files, _, _ = socket.recv_fds(control, 1, REQUEST_FILES_MAX)
             if not files:
                 sys.exit()
             with open(files[0], "rb", closefd=False) as channel:
@@ -74,9 +76,11 @@ def become(files: list[int], arguments: list[str], directory: str, variables: di
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(files):
         os.dup2(file, number)
-    os.closerange(3, 1024)
+    os.closerange(len(files), 1024)
     os.environ.clear()
     os.environ.update(variables)
+    if len(files) > 3:
+        os.environ["FORK_SERVER"] = "3"
     time.tzset()
     os.chdir(directory)
     buffering = 1 if variables.get("PYTHONUNBUFFERED") else -1

@@ -1,35 +1,35 @@
-"""The demo's shop, kept open by `demo --stay` in a process forked from one that has the imports."""
+"""The demo, and its shop that `demo --stay` keeps open, in processes forked from one that has the imports."""
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from support.database import IMPORT_PATH
-from support.python_processes import forked_commands
+from support.python_processes import PIPE, STDOUT, PythonProcess, fork_server_socket
 
 ROOT = Path(__file__).parents[2]
 LAST_LINE = "Ctrl-C stops"  # printed when its first customers are served
 
 
+def demo_process(*arguments: str, stdout: IO[str] | int) -> PythonProcess:
+    """`python -m examples.demo ARGUMENTS`. The processes that it starts are forked too."""
+    variables = {
+        **os.environ,
+        "FORK_SERVER": str(fork_server_socket().fileno()),
+        "PYTHONPATH": os.pathsep.join([IMPORT_PATH, str(ROOT)]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    program = ["-m", "support.apps.forked_demo", *arguments]
+    return PythonProcess(*program, cwd=ROOT, env=variables, stdout=stdout, stderr=STDOUT)
+
+
 @contextmanager
-def open_demo(folder: Path, *arguments: str) -> Iterator[str]:
+def open_demo(*arguments: str) -> Iterator[str]:
     """What the demo has printed until it is open. At the block's end it is stopped by Ctrl-C, and must end without an error."""
-    variables = {**os.environ}
-    inherited = forked_commands(folder, [], variables)
-    variables["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, str(ROOT)])
-    with subprocess.Popen(
-        [sys.executable, "-u", "-m", "support.apps.forked_demo", "--stay", *arguments],
-        cwd=ROOT,
-        env=variables,
-        pass_fds=[inherited],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with demo_process("--stay", *arguments, stdout=PIPE) as process:
         assert process.stdout is not None
         printed = ""
         while LAST_LINE not in printed and (line := process.stdout.readline()):

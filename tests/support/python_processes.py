@@ -1,7 +1,7 @@
 """Processes that run a program in Python, as `subprocess` starts them, but forked from one that has done the imports.
 
-For tests of what processes do to each other, or what a program prints. A test of how a process starts, of what it imports or of
-an installed package takes `subprocess`.
+For tests of what processes do to each other, or what a program prints. A test of how a process starts or of what it imports
+takes `subprocess`. A package that is installed elsewhere needs a server of that environment: `new_fork_server`.
 """
 
 import atexit
@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -53,32 +53,46 @@ def fork_server_socket() -> socket.socket:
     """Starts the server of this process when a program is first asked for, unless `forked_commands` gave it one."""
     if inherited := os.environ.get("FORK_SERVER"):
         return socket.socket(fileno=int(inherited))
-    ours, theirs = socket.socketpair()
     path = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    started = ExitStack()
+    atexit.register(started.close)
+    return started.enter_context(new_fork_server(sys.executable, LOADED, {**server_variables(), "PYTHONPATH": path}))
+
+
+@contextmanager
+def new_fork_server(python: str | Path, loaded: Sequence[str], variables: Mapping[str, str]) -> Iterator[socket.socket]:
+    """The socket of a server that this Python runs with these variables, until the end of the block."""
+    ours, theirs = socket.socketpair()
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, fork_server.__file__, str(theirs.fileno()), *LOADED],
-            env={**server_variables(), "PYTHONPATH": path},
+            [python, fork_server.__file__, str(theirs.fileno()), *loaded],
+            env=dict(variables),
             pass_fds=[theirs.fileno()],
         )
-
-    def stop() -> None:
-        ours.close()
-        server.wait()
-
-    atexit.register(stop)
-    return ours
+    yield ours
+    ours.close()
+    server.wait()
 
 
-def forked_commands(folder: Path, names: Sequence[str], variables: dict[str, str]) -> int:
-    """Write commands of this environment into `folder`. Returns: what a shell with these variables must inherit."""
+def forked_commands(
+    folder: Path,
+    names: Sequence[str],
+    variables: dict[str, str],
+    *,
+    python: Path = Path(sys.executable),
+    server: socket.socket | None = None,
+) -> int:
+    """Write commands of an environment into `folder`. Returns: what a shell with these variables must inherit.
+
+    python, server: those of the environment. By default they are this process's own.
+    """
     for name in names:
         command = folder / name
         command.write_text(f"#!{sys.executable} -IS\n{FORKED_COMMAND.read_text()}")
         command.chmod(0o755)
-    server = fork_server_socket().fileno()
-    variables |= {"FORK_SERVER": str(server), "COMMANDS": str(Path(sys.executable).parent)}
-    return server
+    inherited = (server or fork_server_socket()).fileno()
+    variables |= {"FORK_SERVER": str(inherited), "COMMANDS": str(python.parent)}
+    return inherited
 
 
 def new_process(*arguments: str | Path, **settings: Any) -> subprocess.Popen[str]:
@@ -92,10 +106,12 @@ def run_python(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     check: bool = False,
+    server: socket.socket | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of `python ARGUMENTS`, its output captured."""
     with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
-        with PythonProcess(*arguments, cwd=cwd, env=env, stdin=DEVNULL, stdout=stdout, stderr=stderr) as process:
+        files: dict[str, Any] = {"stdin": DEVNULL, "stdout": stdout, "stderr": stderr}
+        with PythonProcess(*arguments, cwd=cwd, env=env, server=server, **files) as process:
             try:
                 process.wait(timeout)
             finally:
@@ -109,7 +125,12 @@ def run_python(
 
 
 class PythonProcess:
-    """`python ARGUMENTS` as a child of the fork server. Its parts mean what those of `subprocess.Popen` mean, with text."""
+    """`python ARGUMENTS` as a child of the fork server. Its parts mean what those of `subprocess.Popen` mean, with text.
+
+    A program whose variables are those of `forked_commands` can start forked programs itself.
+
+    server: that of another environment, or with other imports. By default it is this process's own.
+    """
 
     def __init__(
         self,
@@ -119,6 +140,7 @@ class PythonProcess:
         stdin: IO[Any] | int | None = None,
         stdout: IO[Any] | int | None = None,
         stderr: IO[Any] | int | None = None,
+        server: socket.socket | None = None,
     ) -> None:
         variables = dict(os.environ if env is None else env)
         unread = [name for name in variables if name.startswith("PYTHON") and name not in TAKEN_OVER]
@@ -132,8 +154,10 @@ class PythonProcess:
         with ExitStack() as stack:
             files = [self._open("stdin", stdin, stack), self._open("stdout", stdout, stack)]
             files.append(files[1] if stderr == STDOUT else self._open("stderr", stderr, stack))
+            if "FORK_SERVER" in variables:
+                files.append(int(variables["FORK_SERVER"]))
             self._channel, theirs = socket.socketpair()
-            socket.send_fds(fork_server_socket(), [b"\n"], [stack.enter_context(theirs).fileno(), *files])
+            socket.send_fds(server or fork_server_socket(), [b"\n"], [stack.enter_context(theirs).fileno(), *files])
         request = {"arguments": self.args, "directory": str(cwd or Path.cwd()), "variables": variables}
         self._channel.sendall(json.dumps(request).encode() + b"\n")
         self.pid = self._receive()

@@ -1,9 +1,8 @@
 """`python -m examples.demo` whose own processes are forked, which spares each of them the imports.
 
-Its variables are those of `forked_commands`. Whatever the demo does to its processes, it does to the forked ones.
+FORK_SERVER names the server. Whatever the demo does to its processes, it does to the forked ones.
 """
 
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,5 +34,4 @@ def run_forked(command: Sequence[str], *, text: bool, **settings: Any) -> subpro
 
 for module, replaced in ((children, {"Popen": ForkedChild}), (operator_decision, {"run": run_forked})):
     vars(module)["subprocess"] = SimpleNamespace(**vars(subprocess) | replaced)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore Ctrl-C
 sys.exit(main())
