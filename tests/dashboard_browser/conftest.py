@@ -125,5 +125,5 @@ def page(kept_page: Page, home: str) -> Iterator[Page]:
 def pages(chromium: Browser, home: str) -> dict[str, str]:
     """The address of each page, by the name of its view."""
     headers = {"X-Name": "ada", "X-Roles": "operator"}  # some pages are for operators only
-    with browsing(chromium, home, extra_http_headers=headers) as page:
+    with browsing(chromium, home, extra_http_headers=headers, java_script_enabled=False) as page:
         return addresses(page, home)

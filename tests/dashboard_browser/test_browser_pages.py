@@ -11,8 +11,7 @@ from dispatchers.dashboard.pages import VIEWS
 @pytest.mark.parametrize("name", [view.name for view in VIEWS])
 def test_a_page_is_accessible_and_fits_every_screen(page: Page, pages: dict[str, str], name: str) -> None:
     page.goto(pages[name])
-    for each in page.locator("main details").all():
-        each.evaluate("details => { details.open = true }")
+    page.locator("main details").evaluate_all("all => all.forEach(details => { details.open = true })")
     assert violations(page) == []
 
     page.emulate_media(color_scheme="dark")
@@ -20,7 +19,7 @@ def test_a_page_is_accessible_and_fits_every_screen(page: Page, pages: dict[str,
 
     page.set_viewport_size(NARROW)
     assert not is_wider_than_screen(page)
-    assert violations(page) == []
+    assert violations(page, without=[CONTRAST]) == []  # the layout only has changed; that rule costs most
 
 
 def test_every_page_can_be_read_without_javascript(browse: Browse, home: str) -> None:

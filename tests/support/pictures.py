@@ -53,15 +53,19 @@ def open_shop() -> Iterator[str]:
 def addresses(page: Page, home: str) -> dict[str, str]:
     """Each page's, by the name of its view. One that needs a parameter is found by the first link to it."""
     found = {view.name: home + view.path for view in VIEWS if not has_required_parameter(view)}
-    listings = list(found.values())
-    for view in filter(has_required_parameter, VIEWS):
-        pattern = re.compile(re.sub(r"\\{\w+\\}", "[^/?#]+", re.escape(home + view.path)) + r"(\?.*)?$")
-        for listing in listings:
-            page.goto(listing)
-            links = page.locator("main a").evaluate_all("links => links.map(link => link.href)")
+    patterns = {
+        view.name: re.compile(re.sub(r"\\{\w+\\}", "[^/?#]+", re.escape(home + view.path)) + r"(\?.*)?$")
+        for view in filter(has_required_parameter, VIEWS)
+    }
+    for listing in list(found.values()):
+        if not patterns:
+            break
+        page.goto(listing)
+        links = page.locator("main a").evaluate_all("links => links.map(link => link.href)")
+        for name, pattern in list(patterns.items()):
             if link := next(filter(pattern.match, links), None):
-                found[view.name] = link
-                break
+                found[name] = link
+                del patterns[name]
     return found
 
 
