@@ -34,11 +34,20 @@ def test_the_reference_names_every_public_name_of_outbox() -> None:
     assert all(f"`{name}`" in page or f"`outbox.{name}`" in page for name in methods | others)
 
 
+@pytest.fixture(scope="module")
+def packages() -> griffe.ModulesCollection:
+    """All of both, read once: it takes most of a second."""
+    loader = griffe.GriffeLoader(search_paths=[str(ROOT)])
+    for package in ("outbox", "dispatchers"):
+        loader.load(package)
+    return loader.modules_collection
+
+
 @pytest.mark.parametrize(
     "package", ["dispatchers", "dispatchers.adapters", "dispatchers.dashboard", "outbox.http", "outbox.testing"]
 )
-def test_every_public_name_has_a_docstring_and_so_is_shown(package: str) -> None:
-    loaded = griffe.load(package, search_paths=[str(ROOT)])
+def test_every_public_name_has_a_docstring_and_so_is_shown(packages: griffe.ModulesCollection, package: str) -> None:
+    loaded = packages[package]
 
     assert [name for name in loaded.exports or () if loaded[str(name)].docstring is None] == []
 
