@@ -5,6 +5,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -183,7 +184,8 @@ def test_no_error_of_a_settlement_shows_the_result(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    adapters = {"crm": MemoryAdapter(lambda delivery: Delivered({"id": CANARY}))}
+    adapters = {"crm": MemoryAdapter(lambda delivery: Delivered({"id": CANARY}), timeout=timedelta(seconds=1))}
+    short: dict[str, Any] = {"lease": timedelta(seconds=8), "margin": timedelta(seconds=1)}
     unsettled = by_ddl("ADD CONSTRAINT failing CHECK (settled_at IS NULL)", "DROP CONSTRAINT failing")
     engine = postgresql.new_engine(connect_args={"options": "-c statement_timeout=500ms"})
 
@@ -194,7 +196,7 @@ def test_no_error_of_a_settlement_shows_the_result(
         text = ""
         with failing(postgresql, "outbox_settlement"):
             try:
-                run_once(engine, ob, adapters=adapters)
+                run_once(engine, ob, adapters=adapters, **short)
             except sa.exc.DBAPIError as error:  # what is one row's fault is put on record instead
                 text = shown(error)
 

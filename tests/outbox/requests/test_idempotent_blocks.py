@@ -205,7 +205,6 @@ def before(database, ob):
     return {"orders": 1, "records": 0, "entries": 1, "queue": 1}
 
 
-@pytest.mark.every_value
 @each_way_to_spoil_a_block
 def test_a_spoilt_block_keeps_nothing_and_frees_the_key(client, database, ob, before, handler, error):
     with pytest.raises(error):
