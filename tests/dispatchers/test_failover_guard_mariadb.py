@@ -1,7 +1,6 @@
 """The failover guard on MariaDB: a replica that is promoted, a server that starts again, a copy, an older state of the data."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import document
+from support.copied_data import copied
 from support.database import TABLES, Database
 from support.entries import claim, put_one, run_once, state
 from support.free_ports import free_ports
@@ -40,7 +40,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(template: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "primary"))
+    return copied(template, tmp_path / "primary")
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def value(database: Database, query: str) -> Any:
 def test_a_promoted_replica_is_noticed_although_it_has_the_last_record(data: Path, ob: outbox.Outbox) -> None:
     service = MemoryAdapter()
     ports = free_ports(2)
-    copy = Path(shutil.copytree(data, data.with_name("replica")))
+    copy = copied(data, data.with_name("replica"))
     with shop_on(copy, ports[1], server_id=2) as replica:
         with shop_on(data, ports[0]) as primary:
             follow(replica, primary, ports[0])
@@ -135,7 +135,7 @@ def test_an_older_state_of_the_data_is_noticed_by_the_identity_file(
     with shop_on(data, port) as database:
         run_once(database, ob, **remembering)
         put_one(database, ob)
-    backup = Path(shutil.copytree(data, tmp_path / "backup"))
+    backup = copied(data, tmp_path / "backup")
     with shop_on(data, port) as database:
         run_once(database, ob, **remembering)
 

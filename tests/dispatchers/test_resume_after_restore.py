@@ -1,7 +1,6 @@
 """After a lossy failover, a restore or a copy, on real servers: noticed before anything is sent, and nothing twice after."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import document
+from support.copied_data import copied
 from support.database import CHARGE, TABLES, Database
 from support.entries import age, dispatcher, put, put_one, queue_row, reasons, run_once, state, states, until_true
 from support.restore import Address, Cluster, cluster, eventually, following, make_template, recovering
@@ -33,7 +33,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def primary(template: Path, tmp_path: Path) -> Iterator[Cluster]:
-    with cluster(Path(shutil.copytree(template, tmp_path / "primary"))) as running:
+    with cluster(copied(template, tmp_path / "primary")) as running:
         yield running
 
 

@@ -65,18 +65,18 @@ def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Out
 
 def one_node_sends_in_order_what_two_others_enqueue(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     service = MemoryAdapter()
-    for number in range(200):
+    for number in range(100):
         entry = {"parent": f"sorted:{number}", "ordering_key": f"group {number % 10}"}
         enqueue = partial(ob.enqueue, operation="crm.upsert", payload={"number": number}, **entry)
         in_transaction(engines[number // 10 % 2], enqueue)
-    wait_until(lambda: left(engines[2]) == 200, "all entries on the third node")
+    wait_until(lambda: left(engines[2]) == 100, "all entries on the third node")
 
     wait_until(lambda: (run_once(engines[2], ob, adapters={"crm": service}), left(engines[2]))[1] == 0, "all are sent")
 
     sent = [delivery.payload["number"] for delivery in service.deliveries]
-    assert Counter(sent) == Counter(range(200))
+    assert Counter(sent) == Counter(range(100))
     for group in range(10):
-        assert [number for number in sent if number % 10 == group] == [*range(group, 200, 10)]
+        assert [number for number in sent if number % 10 == group] == [*range(group, 100, 10)]
 
 
 def one_of_two_claims_of_an_entry_is_refused(engines: list[sa.Engine], ob: outbox.Outbox) -> None:

@@ -13,6 +13,7 @@ import psycopg
 import sqlalchemy as sa
 
 from dispatchers.testing.postgres import Server, temporary_postgres
+from support.copied_data import copied
 from support.database import TABLES, Base, Database, is_alive
 
 
@@ -52,7 +53,9 @@ class Cluster(Database):
         engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT pg_backup_start('tests', true)")
-            shutil.copytree(self.data, to, ignore=shutil.ignore_patterns("postmaster.*"), copy_function=_copy_if_there)
+            copied(self.data, to)
+            for file in to.glob("postmaster.*"):
+                file.unlink()
             label = connection.exec_driver_sql("SELECT labelfile FROM pg_backup_stop(false)").scalar_one()
         for segment in (self.data / "pg_wal").iterdir():
             if segment.is_file():
@@ -102,7 +105,7 @@ def make_template(at: Path) -> Path:
         TABLES.metadata.create_all(made.engine)
         Base.metadata.create_all(made.engine)
         made.stop()
-        shutil.copytree(made.data, at)
+        copied(made.data, at)
     return at
 
 
