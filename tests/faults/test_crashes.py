@@ -92,7 +92,7 @@ def cancel_some(database: Database, ob: outbox.Outbox, ids: list[UUID]) -> set[U
         return {id for id in ids if ob.cancel(session, id)}
 
 
-@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 200, 4), ("sqlite", 100, 2)])
+@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 120, 3), ("sqlite", 100, 2)])
 def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
     request: pytest.FixtureRequest, ob: outbox.Outbox, tmp_path: Path, kind: str, count: int, kills: int
 ) -> None:

@@ -81,14 +81,15 @@ def settle_all(database: Database, state: str = "delivered", *ids: UUID) -> None
     """End entries, by default all, now."""
     queue = TABLES.queue
     chosen = [row.id for row in database.queue if not ids or row.id in ids]
+    if not chosen:
+        return
     with database.dispatchers_engine.begin() as connection:
         connection.execute(sa.delete(queue).where(queue.c.id.in_(chosen)))
         now = connection.execute(sa.select(clock())).scalar_one()
-        for id in chosen:
-            row = {"id": id, "state": state, "deliveries": 1, "attempts": 1, "key_epoch": 0, "settled_at": now}
-            connection.execute(sa.insert(TABLES.settlement).values(row))
-            noted = {"entry_id": id, "at": now, "kind": "attempt", "reason": "slow"}
-            connection.execute(sa.insert(TABLES.event).values(noted))
+        ended = {"state": state, "deliveries": 1, "attempts": 1, "key_epoch": 0, "settled_at": now}
+        connection.execute(sa.insert(TABLES.settlement), [{"id": id, **ended} for id in chosen])
+        noted = {"at": now, "kind": "attempt", "reason": "slow"}
+        connection.execute(sa.insert(TABLES.event), [{"entry_id": id, **noted} for id in chosen])
 
 
 def kept(database: Database) -> dict[str, int]:
