@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from support.cli_runner import SECRET_TEXT, block, command, document, error_of, 
 from support.daemons import wait_for
 from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import change, put, put_one, run_once, states
+from support.python_processes import PIPE, PythonProcess
 
 import outbox
 from dispatchers import Rejected
@@ -195,13 +195,20 @@ def test_a_closed_input_is_no_terminal(postgresql: Database, ob: outbox.Outbox, 
 # --- interrupted
 
 
-def slowly(database: Database, *arguments: str, **settings: Any) -> "subprocess.Popen[str]":
+def slowly(database: Database, *arguments: str) -> PythonProcess:
     url = database.url.render_as_string(hide_password=False)
-    words = [sys.executable, "-m", "dispatchers", "cancel", "--destination", "crm", *WHY, "--yes", *arguments]
+    words = ["-m", "dispatchers", "cancel", "--destination", "crm", *WHY, "--yes", *arguments]
     environment = os.environ | {"DATABASE_URL": url, "PYTHONPATH": IMPORT_PATH}
-    return subprocess.Popen(
-        words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings
-    )
+    return PythonProcess(*words, env=environment, stdout=PIPE, stderr=PIPE)
+
+
+def ended(process: PythonProcess) -> tuple[str, str]:
+    """What it has printed, and its errors, when it has ended."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        process.wait(60)
+        return process.stdout.read(), process.stderr.read()
 
 
 def counted(database: Database) -> int:
@@ -214,7 +221,7 @@ def test_interrupted_it_ends_its_batch_and_says_what_is_done(postgresql: Databas
     process = slowly(postgresql, "--rate", "5")
     wait_for(lambda: counted(postgresql) >= 5, "the first batch")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = ended(process)
 
     done = events(postgresql)
     assert process.returncode == 1
@@ -233,7 +240,7 @@ def test_interrupted_in_a_pause_it_begins_no_further_batch(postgresql: Database,
     process = slowly(postgresql, "--rate", "0.1")  # ten seconds after each entry
     wait_for(lambda: counted(postgresql) == 1, "the first entry")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = ended(process)
 
     assert (process.returncode, events(postgresql)) == (1, 1)
     assert "interrupted: 3 not reached" in printed
@@ -245,7 +252,7 @@ def test_killed_the_audit_log_counts_exactly_what_was_changed(postgresql: Databa
     process = slowly(postgresql, "--rate", "10")
     wait_for(lambda: counted(postgresql) >= 10, "the first batch")
     process.kill()
-    process.communicate(timeout=60)
+    ended(process)
 
     assert 0 < counted(postgresql) == events(postgresql) < 40
     assert command("cancel", "--destination", "crm", *WHY, "--yes", database=postgresql).exit_code == 0
@@ -261,7 +268,7 @@ def test_a_lost_connection_says_what_is_certain(postgresql: Database, ob: outbox
     while process.poll() is None:
         postgresql.execute(sa.text(others))
         time.sleep(0.01)
-    _, shown = process.communicate(timeout=60)
+    _, shown = ended(process)
 
     assert process.returncode == 1
     assert f"stopped by an error: {events(postgresql)} changed" in shown

@@ -3,8 +3,6 @@
 import json
 import os
 import pty
-import subprocess
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +11,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 from support.database import Database
 from support.entries import put
+from support.python_processes import PIPE, PythonProcess
 from support.retention import A_MOMENT, KEEP, elapse, kept, request, settle_all
 
 import outbox
@@ -75,15 +74,19 @@ def test_without_a_terminal_its_progress_is_lines_on_stderr(aged: Database) -> N
 def test_on_a_terminal_its_progress_is_a_bar_for_each_step(aged: Database) -> None:
     controller, terminal = pty.openpty()
     url = aged.url.render_as_string(hide_password=False)
-    words = [sys.executable, "-m", "dispatchers", "maintenance", "--database", url, "--window", "24h"]
+    words = ["-m", "dispatchers", "maintenance", "--database", url, "--window", "24h"]
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
 
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=terminal, env=environment, check=True, timeout=60)
+    with PythonProcess(*words, stdout=PIPE, stderr=terminal, env=environment) as process:
+        assert process.stdout is not None
+        process.wait(60)
+        printed = process.stdout.read()
     os.close(terminal)
     shown = os.read(controller, 100_000).decode()
     os.close(controller)
 
-    assert done.stdout == b"deleted 3 records, 10 entries, 0 tombstones\n"
+    assert process.returncode == 0
+    assert printed == "deleted 3 records, 10 entries, 0 tombstones\n"
     assert "10/10" in shown
     assert "━" in shown
 
