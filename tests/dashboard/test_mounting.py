@@ -54,13 +54,14 @@ def test_every_link_of_a_mounted_dashboard_leads_to_it(
 
     with dashboard(database) as app:
         browser = Browser(host(app), "/ops/outbox")
+        links = set()
         for path in ("/", "/entries", f"/entries/{id}"):
             browser.text(path)
-            links = {link.replace("&amp;", "&") for link in browser.links() if not link.startswith("#")}
-            assert all(link.startswith("/ops/outbox/") for link in links), links
-            for link in links:
-                if "decide" not in link and "reveal" not in link:
-                    assert browser.client.get(link).status_code == 200, link
+            links |= {link.replace("&amp;", "&") for link in browser.links() if not link.startswith("#")}
+        for link in links:
+            assert link.startswith("/ops/outbox/"), link
+            if "decide" not in link and "reveal" not in link:
+                assert browser.client.get(link).status_code == 200, link
 
 
 @HOSTS

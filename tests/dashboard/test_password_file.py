@@ -28,6 +28,12 @@ def users(folder: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def ada() -> str:
+    """Her line. To hash a password takes longer than the rest of most tests."""
+    return user_line("ada", ["operator"], PASSWORD)
+
+
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [
@@ -41,9 +47,9 @@ def users(folder: Path, *lines: str) -> Path:
     ],
 )
 def test_only_a_user_with_the_right_password_gets_in(
-    sqlite: Database, tmp_path: Path, authorization: str, status: int
+    sqlite: Database, tmp_path: Path, ada: str, authorization: str, status: int
 ) -> None:
-    file = PasswordFile(users(tmp_path, user_line("ada", ["operator"], PASSWORD)))
+    file = PasswordFile(users(tmp_path, ada))
 
     with dashboard(sqlite, authenticate=file) as app:
         browser = Browser(app, Authorization=authorization)
@@ -55,9 +61,9 @@ def test_only_a_user_with_the_right_password_gets_in(
 
 
 def test_two_passwords_are_hashed_at_once_also_of_unknown_users(
-    sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite: Database, tmp_path: Path, ada: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = PasswordFile(users(tmp_path, user_line("ada", ["operator"], PASSWORD)))
+    file = PasswordFile(users(tmp_path, ada))
     two_run, release = threading.Event(), threading.Event()
     running: list[str] = []
     most: list[int] = []
