@@ -88,15 +88,6 @@ def test_the_memory_adapter_does_not_load_the_sdk_of_another() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_a_missing_sdk_names_the_extra_that_brings_it() -> None:
-    program = "import sys; sys.modules['stripe'] = None; from dispatchers.adapters import StripeAdapter"
-
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert "ImportError: StripeAdapter needs the package 'stripe'" in ended.stderr
-    assert "pip install 'sqlalchemy-outbox[stripe]'" in ended.stderr
-
-
 def test_an_unknown_adapter_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="CarrierPigeonAdapter"):
         _ = dispatchers.adapters.CarrierPigeonAdapter

@@ -3,8 +3,6 @@
 import asyncio
 import gc
 import socket
-import subprocess
-import sys
 from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
@@ -372,14 +370,3 @@ def test_a_dispatcher_takes_it_as_it_is(ob: outbox.Outbox) -> None:
     Dispatcher(
         "sqlite://", outbox=ob, adapters={"email": SmtpAdapter(host="mail.example.com"), "memory": MemoryAdapter()}
     )
-
-
-def test_it_is_not_loaded_before_it_is_asked_for_and_names_its_extra() -> None:
-    program = (
-        "import sys; sys.modules['aiosmtplib'] = None; import dispatchers.adapters as a; a.MemoryAdapter; a.SmtpAdapter"
-    )
-
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert "ImportError: SmtpAdapter needs the package 'aiosmtplib'" in ended.stderr
-    assert "pip install 'sqlalchemy-outbox[email]'" in ended.stderr

@@ -69,6 +69,17 @@ def server() -> Iterator[socket.socket]:
         *(
             (
                 [package],
+                f"import dispatchers.adapters as a; a.MemoryAdapter; a.{adapter}",
+                f"ImportError: {adapter} needs the package '{package}': pip install 'sqlalchemy-outbox[{extra}]'",
+            )
+            for adapter, package, extra in [
+                ("StripeAdapter", "stripe", "stripe"),
+                ("SmtpAdapter", "aiosmtplib", "email"),
+            ]
+        ),
+        *(
+            (
+                [package],
                 "import dispatchers.dashboard",
                 f"ImportError: dispatchers.dashboard needs the package '{package}': pip install 'sqlalchemy-outbox[dashboard]'",
             )

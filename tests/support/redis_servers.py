@@ -3,6 +3,7 @@
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -115,3 +116,4 @@ def until_whole(server: Server) -> None:
             about = server.ask("CLUSTER", "INFO")
             if "cluster_state:ok" in about and "cluster_known_nodes:3" in about:
                 return
+        time.sleep(0.02)
