@@ -88,7 +88,7 @@ COMMANDS = (
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
-PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
+PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 2, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
 IN_MEMORY_BYTES = 8 << 30  # several times what a run has ever needed
 ALONE_MAX = 3

@@ -34,7 +34,7 @@ def test_the_concurrency_holds_over_all_databases(
 ) -> None:
     for each in databases:
         put(each, ob, count=10)
-    service = Slow()
+    service = Slow(0.1)  # longer than the claims take, so that as many as may be are under way
 
     run_until(fleet(urls(databases), ob, service, **limits), delivered(databases, 10))
 

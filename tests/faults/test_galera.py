@@ -343,8 +343,12 @@ def only_one_of_the_nodes_that_certify_a_name_commits(engines: list[sa.Engine], 
 
 
 def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
-    """A dispatcher makes the same checks at its start."""
-    store, context = DatabaseStore(engines[0], ob.configuration), doctor.Context(tables=TABLES, prefix="outbox_")
+    """A dispatcher makes the same checks at its start.
+
+    On an engine of its own: a connection that is made meanwhile keeps these settings.
+    """
+    engine = engine_of(engines[0].url)
+    store, context = DatabaseStore(engine, ob.configuration), doctor.Context(tables=TABLES, prefix="outbox_")
 
     def found() -> list[str]:
         findings = asyncio.run(doctor.diagnose(store.run, context, doctor.OF_SERVER["mariadb"])).findings
@@ -363,6 +367,7 @@ def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[s
             connection.exec_driver_sql(f"SET {name} = {usual}")
             wait_until(lambda: not found(), f"{name} is {usual}")
             assert shown == [expected]
+    engine.dispose()
 
 
 CHECKS = (
