@@ -29,8 +29,7 @@ EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "25"))
 hypothesis.settings.register_profile("outbox", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("outbox")
 
-GARBAGE_MIN = 10_000  # objects: 50,000 are not in the caches of the processor any more
-
+GARBAGE_MIN = 10_000  # objects; with 50,000 the tests took more time
 
 # A shell's background job ignores Ctrl-C, and so would the processes that tests stop with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -123,9 +123,8 @@ def age(database: Database, by: timedelta) -> None:
 
 def _shift(connection: sa.Connection, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
     statement = sa.update(table).values({name: earlier(table.c[name], by) for name in columns})
-    if (
-        connection.dialect.name == "postgresql"
-    ):  # the server may still be at work for a process that was killed, row by row
+    # PostgreSQL may still be at work for a process that was killed, row by row
+    if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
     connection.execute(statement if where is None else statement.where(where))
 
