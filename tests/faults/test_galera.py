@@ -37,13 +37,13 @@ from dispatchers import Delivery, Outcome
 from dispatchers.adapters.memory import MemoryAdapter
 from dispatchers.admin import doctor
 from dispatchers.admin.again import again as ask_again
+from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries
 from dispatchers.store import claims_plain
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out
 from dispatchers.store.outage_log import cause_of, is_outage
-from dispatchers.store.row_errors import is_conflict
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
 from outbox.sql.dialect import clock, earlier
 from outbox.sql.engines import engine_of
@@ -155,20 +155,15 @@ def an_outcome_is_stored_on_a_node_that_has_not_applied_its_claim_yet(
         on_a_node(engines[0], lambda connection: connection.exec_driver_sql(fill))  # noqa: B023  # called at once
 
     (entry,) = asyncio.run(claiming.exchange([], claim_request(quota()))).claimed
-    settled = asyncio.run(stored_in_spite_of_conflicts(settling, (entry, Settle("failed", 1))))
+
+    @repeated_after_conflicts  # as a dispatcher does: on a busy node even a ROLLBACK is answered with 1213
+    def settle() -> set[UUID]:
+        return set(asyncio.run(settling.exchange([(entry, Settle("failed", 1))], None)).settled)
+
+    settled = settle()
     engine.dispose()
 
     assert settled == {id}
-
-
-async def stored_in_spite_of_conflicts(store: DatabaseStore, settlement: tuple[ClaimedEntry, Settle]) -> set[UUID]:
-    """Stored as a dispatcher does, which tries again after a conflict: on a busy node even a ROLLBACK is answered with 1213."""
-    while True:
-        try:
-            return set((await store.exchange([settlement], None)).settled)
-        except sa.exc.OperationalError as error:
-            if not is_conflict(error):
-                raise
 
 
 def a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
