@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -130,9 +130,10 @@ class Counted(NatsAdapter):
         super().__init__(url, stream=stream, window=timedelta(hours=1))
         self._seen = seen
 
-    async def send(self, delivery: Delivery) -> Outcome:  # a plain function would run on a thread
-        self._seen(delivery)
-        return await super().send(delivery)
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Callable[[int, Outcome], None]) -> None:
+        for delivery in deliveries:
+            self._seen(delivery)
+        await super().send_batch(deliveries, answered)
 
 
 class Answered(Adapter):

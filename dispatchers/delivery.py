@@ -7,7 +7,7 @@ returns whether the service shows the effect of an earlier attempt.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -131,6 +131,9 @@ class Unknown:
 Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown
 """What `send` returns: one of these six."""
 
+Answered: TypeAlias = Callable[[int, Outcome], None]
+"""What `send_batch` calls with the place of a delivery in the batch, from 0, and its outcome."""
+
 RESULT_BYTES_MAX: Final = 64 * 1024
 """The longest result that is stored, as JSON. Of a longer one only the length is stored."""
 
@@ -250,6 +253,12 @@ class Adapter(Protocol):
     find: the status lookup, async or sync, for an entry that may have been executed. It receives the `Delivery`, returns a
         `Finding` within `timeout`, and changes nothing at the service. An exception counts as `CannotTell`. None, the
         default: no lookup.
+    send_batch: `async def send_batch(deliveries, answered)`, for a client that sends several messages at less cost than one by
+        one. It calls `answered(number, outcome)` on the event loop as soon as it knows the outcome of a delivery; the first
+        number is 0. All deliveries have the same deadline; then the dispatcher cancels the call. A delivery without an outcome
+        at the end of the call counts as `Unknown`. The dispatcher calls `send` for an entry with a later key, and for all
+        entries if it has `trace`. If a subclass replaces only `send`, the dispatcher calls this `send`. None, the default:
+        always `send`.
 
     If an adapter has an `async def aclose()`, the dispatcher calls it when it stops.
     """
@@ -263,6 +272,7 @@ class Adapter(Protocol):
     age_max: timedelta = timedelta(days=3)
     failure_blocks_group: bool = True
     pinned: str = ""
+    send_batch: Any = None  # typed as `find` is
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
     def serves(self, operation: str) -> bool:

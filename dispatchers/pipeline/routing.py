@@ -1,15 +1,15 @@
 """Finds the adapter of an operation, and checks what each adapter declares, once, before anything is sent."""
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from dispatchers.decide import is_repeatable
-from dispatchers.delivery import Adapter, CannotTell, Delivery, KeyFormat
+from dispatchers.delivery import Adapter, Answered, CannotTell, Delivery, KeyFormat
 from dispatchers.names import did_you_mean, prefixes
 from dispatchers.telemetry.errors import ErrorReports
-from dispatchers.threads import as_async
+from dispatchers.threads import as_async, is_async
 from dispatchers.time_limits import FOREVER, Memory
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
@@ -24,7 +24,7 @@ class Route:
     """An adapter for the dispatcher, with its declaration as plain values."""
 
     __slots__ = (
-        *("adapter", "encode_key", "errors", "find", "form", "is_repeatable", "memory", "name", "send"),
+        *("adapter", "encode_key", "errors", "find", "form", "is_repeatable", "memory", "name", "send", "send_batch"),
         "timeout_seconds",
     )
 
@@ -49,6 +49,7 @@ class Route:
         self.is_repeatable = is_repeatable(self.memory)
         self.timeout_seconds = adapter.timeout.total_seconds()
         self.send = as_async(adapter.send, SEND_THREAD)
+        self.send_batch = batch_sender_of(adapter)
         self.find = as_async(find or (lambda delivery: CannotTell("its adapter has no find")), SEND_THREAD)
         self.encode_key = adapter.key_format.encode
 
@@ -201,6 +202,8 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         )
     if (find := finder_of(adapter)) is not None and not callable(find):
         raise refuse(f"its find must be a function of the delivery, or None, not {find!r}")
+    if (send_batch := batch_sender_of(adapter)) is not None and not is_async(send_batch):
+        raise refuse("its send_batch must be an `async def` of the deliveries and a function, or None")
     if not isinstance(adapter.key_format, KeyFormat):
         raise refuse(f"its key_format must be a KeyFormat(encoding=...), not {adapter.key_format!r}")
     misfit = adapter.key_format.misfit()
@@ -213,3 +216,13 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
 def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
     """The adapter's `find`; None if it has none, because an adapter need not inherit from `Adapter`."""
     return getattr(adapter, "find", None)
+
+
+def batch_sender_of(adapter: Adapter) -> Callable[[Sequence[Delivery], Answered], Any] | None:
+    """The adapter's `send_batch`; None if it has none, or if a subclass has replaced only `send`."""
+    for each in type(adapter).__mro__:
+        if "send_batch" in vars(each):
+            return getattr(adapter, "send_batch", None)
+        if "send" in vars(each):
+            return None
+    return None

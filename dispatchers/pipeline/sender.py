@@ -2,22 +2,22 @@
 
 import asyncio
 import logging
-import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from dispatchers.decide import decide, decide_lookup, too_late
-from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
+from dispatchers.delivery import CannotTell, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.activity_log import ActivityLog, result_of
+from dispatchers.pipeline.attempts import Attempts, delivery_of
+from dispatchers.pipeline.batch import NO_DELIVERY, Batch
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.sanitize import storable, storable_finding
 from dispatchers.pipeline.send_queue import SendQueue, Work
+from dispatchers.pipeline.worker import IDLE, Worker
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import GuardedTrace
@@ -26,25 +26,10 @@ from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
 
-IDLE = math.inf
 STOPPED = "the process stopped before it was sent"
 WATCH_SECONDS = 0.05  # a send is cancelled at most this long after its deadline
+BATCH_MAX = 500  # more entries in one call save little, and block the event loop for longer
 ABANDON_SECONDS = 1.0  # how long an adapter may take to end after it was cancelled
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """A task that runs one send after another. deadline: of the present send, on the event loop's clock.
-
-    overdue: the present send was cancelled at its deadline. outcome: the adapter's answer.
-    wake: the future that it awaits while it has nothing to send.
-    """
-
-    deadline: float = IDLE
-    overdue: bool = False
-    outcome: Outcome | None = None
-    task: asyncio.Task[None] | None = None
-    wake: asyncio.Future[None] | None = None
 
 
 class Sender:
@@ -70,9 +55,8 @@ class Sender:
     ) -> None:
         self._store = store
         self._keyring = keyring
-        self._usable_seconds = usable.total_seconds()
+        self._attempts = Attempts(usable=usable, clock=clock, rng=rng, flow=flow, activity=activity)
         self._clock = clock
-        self._rng = rng
         self._flow = flow
         self._done = done
         self._activity = activity
@@ -178,10 +162,15 @@ class Sender:
             while True:
                 self._called = False
                 while self._ready:
-                    entry, route, step, started = self._ready.popleft()
+                    entry, route, step, started = work = self._ready.popleft()
+                    send_batch = route.send_batch
+                    works = () if send_batch is None else self._take_with(work)
                     self._set_to_work(loop)
                     worker.deadline = loop.time() + route.timeout_seconds
-                    await self._attempt(worker, entry, route, step, started)
+                    if send_batch is not None and works:
+                        await self._attempt_batch(worker, route, send_batch, works)
+                    else:
+                        await self._attempt(worker, entry, route, step, started)
                     if worker.overdue and worker.task is not None:
                         worker.overdue = False
                         worker.task.uncancel()
@@ -205,6 +194,46 @@ class Sender:
                     worker.overdue = True
                     worker.task.cancel()
 
+    # --- a batch
+
+    def _take_with(self, work: Work) -> Sequence[Work]:
+        """The entry and those after it that one call may send with it. Empty if it must be sent alone."""
+        route, works = work[1], list[Work]()
+        if self._activity.trace is None and _may_join(work):  # a span belongs to one send
+            works.append(work)
+            while self._ready and len(works) < BATCH_MAX and self._ready[0][1] is route and _may_join(self._ready[0]):
+                works.append(self._ready.popleft())
+        return works
+
+    async def _attempt_batch(
+        self, worker: Worker, route: Route, send_batch: Callable[..., Any], works: Sequence[Work]
+    ) -> None:
+        """Send these entries with one call of the adapter. Each ends as soon as its outcome arrives."""
+        batch = Batch(self._attempts, route, self._clock(), self._end_in_batch)
+        work_on(None)
+        batch.fill(works, worker.deadline)
+        if not batch.deliveries:
+            return
+        missing = "the adapter returned without its outcome"
+        try:
+            await send_batch(batch.deliveries, batch.answered)
+        except asyncio.CancelledError:
+            if not worker.is_only_overdue:
+                batch.abandon()
+                raise
+            missing = worker.no_answer(route)
+        except (Exception, BaseExceptionGroup, SystemExit) as error:
+            text = "the adapter of %r raised for a batch of %d entries: those without an outcome count as not answered"
+            log.exception(text, route.name, len(batch.deliveries))
+            self._activity.errors.report("adapter", error)
+            missing = f"the adapter raised {type(error).__name__}"
+        batch.end_with(Unknown(missing))
+
+    def _end_in_batch(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
+        self._end(entry, outcome, change)
+        if self._ready and self._loop is not None:  # an outcome has freed a permit while the others are awaited
+            self._set_to_work(self._loop)
+
     # --- one attempt
 
     async def _attempt(
@@ -215,12 +244,10 @@ class Sender:
         try:
             # Get the tag first, because this may query the database: no time may pass between the checks below and the send.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
-            delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
-            before = step.before if isinstance(step, Send) else None
-            if before is not None and (now := self._database_now(entry, started)) >= before:
-                change = too_late(entry, route.memory, now)
-            else:
-                change = await self._ask_in_time(worker, entry, route, step, delivery, started)
+            delivery = None if tag is None else delivery_of(entry, route, tag, worker.deadline)
+            change = self._attempts.refusal(entry, route, step, started)
+            if change is None:
+                change = await self._ask_for(worker, entry, route, step, delivery, started)
         except Exception as error:  # a bug in this library: the lease expires, and the outcome counts as unknown
             log.exception(
                 "entry %s (%s): internal error; its lease will expire, and a dispatcher will claim it again",
@@ -264,7 +291,7 @@ class Sender:
         try:
             return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
         except asyncio.CancelledError:
-            if not _is_overdue_only(worker):
+            if not worker.is_only_overdue:
                 raise
             log.warning("entry %s (%s): deriving its key did not end before the deadline", entry.id, entry.operation)
         except Exception as error:
@@ -272,7 +299,7 @@ class Sender:
             self._activity.errors.report("dispatcher", error, entry)
         return None
 
-    async def _ask_in_time(
+    async def _ask_for(
         self,
         worker: Worker,
         entry: ClaimedEntry,
@@ -281,30 +308,21 @@ class Sender:
         delivery: Delivery | None,
         started: float,
     ) -> Transition:
-        """Send the entry or look it up. If the lease could end before the answer, release it: another process may claim it."""
+        """Send the entry or look it up."""
         began = self._clock()
-        if began - started > self._usable_seconds - route.timeout_seconds:
-            return Release("its lease was nearly over when it could be sent")
         if isinstance(step, Lookup):
             finding = await self._finding(worker, entry, route, delivery, started)
             if delivery is not None:
-                self._note(entry, finding, began, started)
-            memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
-            return decide_lookup(entry, step.state, finding, memory, now, self._rng.random())
+                self._attempts.note(entry, finding, began, started)
+            return self._attempts.after_lookup(entry, route, step, finding, started)
         outcome = await self._outcome(worker, entry, route, delivery)
         if delivery is not None:
-            self._note(entry, outcome, began, started)
-        if isinstance(outcome, Delivered):  # neither the time nor the jitter matters for it
-            return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
-        memory = self._flow.memory(entry, route.memory)
-        return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())
-
-    def _note(self, entry: ClaimedEntry, answer: Outcome | Finding, began: float, started: float) -> None:
-        self._activity.note_attempt(entry, answer, seconds=self._clock() - began, waited=began - started)
+            self._attempts.note(entry, outcome, began, started)
+        return self._attempts.after_send(entry, route, outcome, started)
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
-            return Deferred("no delivery can be made from its row; the log shows why")
+            return NO_DELIVERY
         worker.outcome = storable(await self._ask(worker, entry, route, route.send, delivery))
         return worker.outcome
 
@@ -313,7 +331,7 @@ class Sender:
     ) -> Finding:
         if delivery is None:
             return CannotTell("no delivery can be made from its row; the log shows why")
-        age = self._database_now(entry, started) - entry.created_at
+        age = self._attempts.database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
         answer = await self._ask(worker, entry, route, route.find, delivery)
         return CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
@@ -343,46 +361,15 @@ class Sender:
         try:
             return await ask(delivery)
         except asyncio.CancelledError:
-            if not _is_overdue_only(worker):
+            if not worker.is_only_overdue:
                 raise
-            return Unknown(
-                f"no answer within {route.timeout_seconds:g} s" if worker.overdue else "the adapter cancelled itself"
-            )
+            return Unknown(worker.no_answer(route))
         except (Exception, BaseExceptionGroup, SystemExit) as error:
             log.exception("the adapter of %r raised for entry %s: this counts as no answer", route.name, entry.id)
             self._activity.errors.report("adapter", error, entry)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
-    def _database_now(self, entry: ClaimedEntry, started: float) -> datetime:
-        """The database's time, never too early: its clock at the lease's start, plus the time since before the claim."""
-        return entry.leased_at + timedelta(seconds=self._clock() - started)
 
-
-def _is_overdue_only(worker: Worker) -> bool:
-    """Whether nothing but the deadline has cancelled the worker."""
-    return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
-
-
-def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> Delivery | None:
-    """The delivery for the adapter; None if it cannot be made, for a reason that is logged."""
-    try:
-        return Delivery(
-            entry.id,
-            entry.operation,
-            entry.payload,
-            route.encode_key(tag),
-            entry.attempts + 1,
-            entry.options,
-            entry.headers,
-            deadline,
-            entry.due_at,
-            entry.leased_at - entry.created_at,
-            entry.ordering_key,
-        )
-    except Exception:
-        log.exception(
-            "entry %s (%s): cannot be sent, because no delivery can be made from its row; the traceback follows",
-            entry.id,
-            entry.operation,
-        )
-        return None
+def _may_join(work: Work) -> bool:
+    """Whether the entry may be sent in a batch. A lookup is no send, and a later key may need a query."""
+    return isinstance(work[2], Send) and not work[0].key_epoch

@@ -88,16 +88,17 @@ def in_a_loop(main: Callable[[], Coroutine[Any, Any, T]], within: timedelta) -> 
 
 async def sent(adapter: Adapter, delivery: Delivery) -> Any:
     """What the adapter answers to `delivery`, which is due at its timeout."""
-    return await as_async(adapter.send, SEND_THREAD)(_due_in_time(adapter, delivery))
+    return await as_async(adapter.send, SEND_THREAD)(due_in_time(adapter, delivery))
 
 
 async def look_up(adapter: Adapter, delivery: Delivery) -> Any:
     """What the adapter finds of `delivery`."""
     find: Any = finder_of(adapter)
-    return await as_async(find, SEND_THREAD)(_due_in_time(adapter, delivery))
+    return await as_async(find, SEND_THREAD)(due_in_time(adapter, delivery))
 
 
-def _due_in_time(adapter: Adapter, delivery: Delivery) -> Delivery:
+def due_in_time(adapter: Adapter, delivery: Delivery) -> Delivery:
+    """The delivery with the deadline that the dispatcher would give it now."""
     return delivery._replace(deadline=asyncio.get_running_loop().time() + adapter.timeout.total_seconds())
 
 

@@ -26,9 +26,9 @@ from typing import Any
 import pytest
 
 from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
-from dispatchers.pipeline.routing import Routes
+from dispatchers.pipeline.routing import Routes, batch_sender_of
 from dispatchers.pipeline.sanitize import OUTCOMES
-from dispatchers.testing.attempts import Observation, attempt, close, in_a_loop, sent
+from dispatchers.testing.attempts import Observation, attempt, close, due_in_time, in_a_loop, sent
 from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Rule, Scenario, Suite
 from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of, names
 
@@ -149,6 +149,27 @@ class AdapterSuite(Suite):
             assert len(requests) == len(TAGS), (
                 "concurrent sends with different keys must differ, but two sent the same bytes"
             )
+
+    def test_each_delivery_of_a_batch_has_an_outcome_of_its_own(self) -> None:
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
+            send_batch = batch_sender_of(adapter)
+            if send_batch is None:
+                return
+            outcomes: list[tuple[int, Any]] = []
+
+            async def main() -> None:
+                deliveries = [due_in_time(adapter, self.delivery(adapter, tag=tag)) for tag in TAGS]
+                try:
+                    await send_batch(deliveries, lambda number, outcome: outcomes.append((number, outcome)))
+                finally:
+                    await close(adapter)
+
+            in_a_loop(main, UNHURRIED)
+
+        assert sorted((number, type(outcome)) for number, outcome in outcomes) == [
+            (number, Delivered) for number in range(len(TAGS))
+        ], f"each delivery of a batch must be Delivered once, but the outcomes are {outcomes}"
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connections may be dropped
     def test_it_outlives_its_event_loop(self) -> None:

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from nats.errors import Error
 
 from dispatchers.adapters.brokers.nats_answers import unfit_subject
-from dispatchers.adapters.brokers.nats_connection import NatsConnection, connected
+from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
-from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
+from dispatchers.delivery import Answered, Deferred, Delivery, Outcome, Rejected
 from dispatchers.time_limits import FOREVER, Window
 from outbox.errors import ConfigurationError
 
@@ -88,21 +88,44 @@ class NatsAdapter(PlacesAdapter):
         return f"NatsAdapter(stream={self._stream!r}, window={self.window!r})"
 
     async def send(self, delivery: Delivery) -> Outcome:
+        outcomes: list[Outcome] = []
+        await self.send_batch([delivery], lambda number, outcome: outcomes.append(outcome))
+        return outcomes[0]
+
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+        """Publish the messages with one write, and wait for the answer to each."""
+        fit = list[tuple[int, str, Delivery]]()
+        for number, delivery in enumerate(deliveries):
+            subject = self._subject_of(delivery)
+            if isinstance(subject, Rejected):
+                answered(number, subject)
+            else:
+                fit.append((number, subject, delivery))
+        if not fit:
+            return
+        connection = self._connection.present()
+        if connection is None or not connection.is_checked:
+            ready = await self._ready(deliveries[0].deadline - self.timeout.total_seconds() / 2)
+            if isinstance(ready, Deferred):
+                for number, *_ in fit:
+                    answered(number, ready)
+                return
+            connection = ready
+        await connection.publish(
+            [Message(number, subject, delivery.body, self._headers_of(delivery)) for number, subject, delivery in fit],
+            answered,
+        )
+
+    def _subject_of(self, delivery: Delivery) -> str | Rejected:
         try:
             subject = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
         unfit = unfit_subject(subject)
-        if unfit is not None:
-            return Rejected(unfit)
-        connection = self._connection.present()
-        if connection is None or not connection.is_checked:
-            ready = await self._ready(delivery.deadline - self.timeout.total_seconds() / 2)
-            if isinstance(ready, Deferred):
-                return ready
-            connection = ready
-        headers = {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
-        return await connection.publish(subject, delivery.body, headers)
+        return subject if unfit is None else Rejected(unfit)
+
+    def _headers_of(self, delivery: Delivery) -> dict[str, str]:
+        return {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
 
     async def aclose(self) -> None:
         """Close the connection. You may use the adapter again afterwards."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from random import sample
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -23,7 +23,7 @@ from nats.js.errors import NotFoundError
 
 from dispatchers.adapters.brokers.nats_answers import answer_reader, unfit
 from dispatchers.adapters.one_connection import NotReady
-from dispatchers.delivery import Deferred, Outcome, Rejected, Unknown
+from dispatchers.delivery import Answered, Deferred, Outcome, Rejected, Unknown
 
 CONNECT_SECONDS: Final = 2  # for one server of several
 CHECK_SECONDS_MAX: Final = (
@@ -40,8 +40,34 @@ NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
 """What the client raises before it writes anything: because of the connection, and because of the message."""
 
 
-Sent: TypeAlias = tuple[str, asyncio.Future[Outcome]]
-"""The subject of a message that waits for its answer, and its outcome."""
+class Message(NamedTuple):
+    """number: the place of its delivery in the batch."""
+
+    number: int
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+
+
+class Batch:
+    """Messages that were published together. answered: called with the outcome of each. ended: after the last outcome."""
+
+    __slots__ = ("answered", "ended", "left")
+
+    def __init__(self, answered: Answered, ended: asyncio.Future[None], left: int) -> None:
+        self.answered = answered
+        self.ended = ended
+        self.left = left
+
+    def take(self, number: int, outcome: Outcome) -> None:
+        self.left -= 1
+        if not self.left and not self.ended.done():
+            self.ended.set_result(None)
+        self.answered(number, outcome)
+
+
+Sent: TypeAlias = tuple[str, int, Batch]
+"""A message that waits for its answer: its subject, and its number in its batch."""
 
 REFUSED_SUBJECT: Final = re.compile(
     r'permissions violation for publish to "([^"]+)"'
@@ -113,30 +139,47 @@ class NatsConnection:
         async with asyncio.timeout_at(latest):
             await asyncio.shield(self._checking)
 
-    async def publish(self, subject: str, body: bytes, headers: dict[str, str]) -> Outcome:
-        """Publish one message and wait for the stream's answer, without a limit of its own."""
-        if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
-            return Rejected(f"the message is larger than the server allows: {self._client.max_payload} bytes")
-        self._count += 1
-        reply = f"{self._inbox}{self._count}"
-        answer: asyncio.Future[Outcome] = self._loop.create_future()
-        self._sent[reply] = subject, answer
+    async def publish(self, messages: Sequence[Message], answered: Answered) -> None:
+        """Publish the messages and wait for the stream's answers, without a limit of its own. answered: gets each outcome."""
+        batch = Batch(answered, self._loop.create_future(), len(messages))
         try:
-            await self._client.publish(subject, body, reply, headers)
-            return await answer
-        except NEVER_WRITTEN as error:
-            return Rejected(f"it cannot be sent: {type(error).__name__}")
-        except NOT_WRITTEN as error:
-            return Deferred(f"nothing was sent: {type(error).__name__}")
-        except (Error, OSError) as error:
-            return Unknown(f"no answer: {type(error).__name__}")
+            for message in messages:
+                await self._publish(message, batch)
+            await batch.ended
         except asyncio.CancelledError:
             self._unanswered = (
                 True  # perhaps it is cut off from the others: the next send connects again, to any server
             )
             raise
         finally:
-            self._sent.pop(reply, None)
+            if batch.left:
+                self._sent = {reply: sent for reply, sent in self._sent.items() if sent[2] is not batch}
+
+    async def _publish(self, message: Message, batch: Batch) -> None:
+        number, subject, body, headers = message
+        if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
+            batch.take(
+                number, Rejected(f"the message is larger than the server allows: {self._client.max_payload} bytes")
+            )
+            return
+        self._count += 1
+        reply = f"{self._inbox}{self._count}"
+        self._sent[reply] = subject, number, batch
+        try:
+            await self._client.publish(subject, body, reply, headers)
+        except NEVER_WRITTEN as error:
+            self._end(reply, Rejected(f"it cannot be sent: {type(error).__name__}"))
+        except NOT_WRITTEN as error:
+            self._end(reply, Deferred(f"nothing was sent: {type(error).__name__}"))
+        except (Error, OSError) as error:
+            self._end(reply, Unknown(f"no answer: {type(error).__name__}"))
+
+    def _end(self, reply: str, outcome: Outcome) -> None:
+        """End the message that waits for an answer to this inbox, if there is one."""
+        sent = self._sent.pop(reply, None)
+        if sent is not None:
+            _, number, batch = sent
+            batch.take(number, outcome)
 
     async def aclose(self) -> None:
         if self._checking is not None:
@@ -172,24 +215,22 @@ class NatsConnection:
         return len(body) + len(b"NATS/1.0\r\n\r\n") + written > self._client.max_payload
 
     async def _answered(self, message: Msg) -> None:
-        sent = self._sent.pop(message.subject, None)
-        if sent is not None and not sent[1].done():
-            sent[1].set_result(self._read(message.headers, message.data))
+        if message.subject in self._sent:
+            self._end(message.subject, self._read(message.headers, message.data))
 
     async def _lost(self) -> None:
-        for _, answer in self._sent.values():
-            if not answer.done():
-                answer.set_result(Unknown("the connection was lost before the answer"))
+        for reply in list(self._sent):
+            self._end(reply, Unknown("the connection was lost before the answer"))
 
     async def _reported(self, error: Exception) -> None:
         """A server that forbids a subject says so here, and sends no answer. What else comes here, methods raise as well."""
         found = REFUSED_SUBJECT.search(str(error))
         refused = "" if found is None else found[1]
-        alike = {subject for subject, _ in self._sent.values() if subject.lower() == refused}
-        for subject, answer in self._sent.values():
-            if alike == {refused} and subject == refused and not answer.done():
-                reason = f"the server's permissions forbid to publish to {subject!r}"
-                answer.set_result(Deferred(reason, cooldown=True))
+        alike = {subject for subject, *_ in self._sent.values() if subject.lower() == refused}
+        if alike == {refused}:
+            reason = f"the server's permissions forbid to publish to {refused!r}"
+            for reply in [reply for reply, (subject, *_) in self._sent.items() if subject == refused]:
+                self._end(reply, Deferred(reason, cooldown=True))
 
 
 async def connected(

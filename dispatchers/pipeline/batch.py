@@ -1,0 +1,79 @@
+"""Entries that an adapter sends with one call of `send_batch`. Each ends once, with its own outcome."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from dispatchers.delivery import Deferred, Delivery, Outcome
+from dispatchers.pipeline.attempts import Attempts, delivery_of
+from dispatchers.pipeline.routing import Route
+from dispatchers.pipeline.sanitize import storable
+from dispatchers.pipeline.send_queue import Work
+from dispatchers.transitions import ClaimedEntry, Transition
+from outbox.keys import Tag
+
+log = logging.getLogger("outbox.dispatcher")
+
+NO_DELIVERY = Deferred("no delivery can be made from its row; the log shows why")
+
+
+class Batch:
+    """end: called once for each entry, with its outcome and its transition. Without a transition the lease must expire.
+
+    began: when the adapter is called, by the process's clock.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        route: Route,
+        began: float,
+        end: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
+    ) -> None:
+        self._attempts = attempts
+        self._route = route
+        self._began = began
+        self._end = end
+        self._unanswered: dict[int, tuple[ClaimedEntry, float]] = {}  # with the process's clock before the claim
+        self.deliveries: list[Delivery] = []
+
+    def fill(self, works: Iterable[Work], deadline: float) -> None:
+        """Make the deliveries. End the entries that may not be sent any more, or of which no delivery can be made."""
+        for entry, route, step, started in works:
+            change = self._attempts.refusal(entry, route, step, started)
+            if change is not None:
+                self._end(entry, None, change)
+            elif (delivery := delivery_of(entry, route, Tag(entry.tag), deadline)) is None:
+                self._end(entry, None, self._attempts.after_send(entry, route, NO_DELIVERY, started))
+            else:
+                self._unanswered[len(self.deliveries)] = entry, started
+                self.deliveries.append(delivery)
+
+    def answered(self, number: int, outcome: Outcome) -> None:
+        """End the entry of this delivery. A second outcome changes nothing. Raises IndexError if there is no such delivery."""
+        if not 0 <= number < len(self.deliveries):
+            raise IndexError(f"there is no delivery {number}: this batch has {len(self.deliveries)}")
+        found = self._unanswered.pop(number, None)
+        if found is None:
+            return
+        entry, started = found
+        its: Outcome | None = None
+        change: Transition | None = None
+        try:
+            its = storable(outcome)
+            self._attempts.note(entry, its, self._began, started)
+            change = self._attempts.after_send(entry, self._route, its, started)
+        except Exception:  # a bug in this library: the lease expires, and the outcome counts as unknown
+            log.exception("entry %s (%s): internal error; its lease will expire", entry.id, entry.operation)
+        finally:
+            self._end(entry, its, change)
+
+    def end_with(self, outcome: Outcome) -> None:
+        """End all entries without an outcome in this way."""
+        for number in list(self._unanswered):
+            self.answered(number, outcome)
+
+    def abandon(self) -> None:
+        """Leave the entries without an outcome in doubt: their leases expire."""
+        unanswered, self._unanswered = self._unanswered, {}
+        for entry, _ in unanswered.values():
+            self._end(entry, None, None)

@@ -1,0 +1,261 @@
+"""Adapters that send several entries with one call: each entry ends with its own outcome, whatever the call does."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.database import Database
+from support.entries import HOUR, age, dispatcher, put, reasons, run_once, settlement_row, state, states
+from support.routing import Sender, routes
+
+import outbox
+from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.delivery import Answered
+from dispatchers.pipeline.routing import batch_sender_of
+from outbox.errors import ConfigurationError
+
+
+class Broker(MemoryAdapter):
+    """Sends in batches. behave: is called with each batch; without it all are delivered."""
+
+    def __init__(self, behave: Callable[[Sequence[Delivery], Answered], Any] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._behave = behave or deliver_all
+        self.batches: list[list[Delivery]] = []
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.batches.append([delivery])
+        return Delivered("alone")
+
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+        self.batches.append(list(deliveries))
+        await self._behave(deliveries, answered)
+
+
+async def deliver_all(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    for number in range(len(deliveries)):
+        answered(number, Delivered(number))
+
+
+def test_entries_that_are_claimed_together_are_sent_with_one_call(postgresql: Database, ob: outbox.Outbox) -> None:
+    ids = put(postgresql, ob, count=5)
+    broker = Broker()
+
+    assert run_once(postgresql, ob, adapters={"crm": broker}) == 5
+
+    (batch,) = broker.batches
+    assert {delivery.id for delivery in batch} == set(ids)
+    assert len({delivery.key for delivery in batch}) == 5
+    assert len({delivery.deadline for delivery in batch}) == 1
+    assert states(postgresql) == {"delivered": 5}
+    results = {delivery.id: str(number) for number, delivery in enumerate(batch)}
+    assert {id: settlement_row(postgresql, id).result for id in ids} == results
+
+
+def test_each_entry_of_a_batch_has_its_own_outcome_in_any_order(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=4)
+    outcomes = [Delivered(), Rejected("no"), Deferred("busy"), Unknown("lost")]
+
+    async def behave(deliveries: Sequence[Delivery], answered: Answered) -> None:
+        for number in (2, 0, 3, 1):
+            answered(number, outcomes[number])
+
+    broker = Broker(behave, window=HOUR)
+    run_once(postgresql, ob, adapters={"crm": broker})
+
+    found = [state(postgresql, delivery.id) for delivery in broker.batches[0]]
+    assert found == ["delivered", "failed", "retry", "retry"]
+
+
+def test_an_outcome_is_settled_while_the_call_still_waits_for_others(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=2)
+
+    async def main() -> int:
+        first_is_answered, end = asyncio.Event(), asyncio.Event()
+
+        async def behave(deliveries: Sequence[Delivery], answered: Answered) -> None:
+            answered(0, Delivered())
+            first_is_answered.set()
+            await end.wait()
+            answered(1, Delivered())
+
+        sending = asyncio.create_task(dispatcher(postgresql.engine, ob, adapters={"crm": Broker(behave)}).run_once())
+        await first_is_answered.wait()
+        while not (seen := await asyncio.to_thread(states, postgresql))["delivered"]:  # noqa: ASYNC110  # in the database
+            await asyncio.sleep(0.01)
+        end.set()
+        await sending
+        return seen["delivered"]
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == 1
+    assert states(postgresql) == {"delivered": 2}
+
+
+async def _raise(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+    raise ConnectionError("lost")
+
+
+async def _return(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+
+
+async def _hang(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+    await asyncio.Event().wait()
+
+
+async def _cancel_itself(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+    raise asyncio.CancelledError
+
+
+async def _name_no_delivery(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+    answered(3, Delivered())
+
+
+async def _answer_with_anything(deliveries: Sequence[Delivery], answered: Any) -> None:
+    answered(1, Delivered())
+    answered(0, "sent")
+    answered(2, "sent")
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (_raise, "the adapter raised ConnectionError"),
+        (_return, "the adapter returned without its outcome"),
+        (_hang, "no answer within 0.2 s"),
+        (_cancel_itself, "the adapter cancelled itself"),
+        (_name_no_delivery, "the adapter raised IndexError"),
+        (_answer_with_anything, "the adapter answered with a str"),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_entries_without_an_outcome_are_in_doubt_and_the_others_are_not(
+    behave: Any, reason: str, postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put(postgresql, ob, count=3)
+    broker = Broker(behave, window=None, timeout=timedelta(seconds=0.2))
+
+    run_once(postgresql, ob, adapters={"crm": broker})
+
+    (batch,) = broker.batches
+    assert [state(postgresql, delivery.id) for delivery in batch] == ["uncertain", "delivered", "uncertain"]
+    assert reason in str(reasons(postgresql, batch[0].id) or settlement_row(postgresql, batch[0].id))
+
+
+def test_a_second_outcome_of_a_delivery_changes_nothing(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=2)
+    late: list[Answered] = []
+
+    async def behave(deliveries: Sequence[Delivery], answered: Answered) -> None:
+        await deliver_all(deliveries, answered)
+        answered(0, Rejected("a second one"))
+        late.append(answered)
+
+    run_once(postgresql, ob, adapters={"crm": Broker(behave)})
+    late[0](1, Rejected("after the end"))
+
+    assert run_once(postgresql, ob, adapters={"crm": Broker()}) == 0
+    assert states(postgresql) == {"delivered": 2}
+
+
+def test_a_stopped_process_leaves_only_what_has_no_outcome_in_doubt(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(postgresql, ob, count=3)
+
+    async def main() -> None:
+        stopping, sent = asyncio.Event(), asyncio.Event()
+
+        async def behave(deliveries: Sequence[Delivery], answered: Answered) -> None:
+            answered(1, Delivered())
+            sent.set()
+            await asyncio.Event().wait()
+
+        adapters = {"crm": Broker(behave, window=None)}
+        working = dispatcher(postgresql.engine, ob, adapters=adapters, grace=timedelta(seconds=0.1))
+        pump = asyncio.create_task(working.pump(stopping))
+        await sent.wait()
+        stopping.set()
+        await pump
+        await working.close()
+
+    with caplog.at_level(logging.WARNING, "outbox.dispatcher"):
+        asyncio.run(asyncio.wait_for(main(), 30))
+
+    assert "2 sends in flight cancelled" in caplog.text
+    assert states(postgresql)["delivered"] == 1
+    age(postgresql, HOUR)
+    run_once(postgresql, ob, adapters={"crm": Broker(window=None)})
+    assert states(postgresql) == {"delivered": 1, "uncertain": 2}
+
+
+def test_more_entries_than_permits_are_sent_as_outcomes_arrive(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=30)
+    most = in_flight = 0
+
+    async def behave(deliveries: Sequence[Delivery], answered: Answered) -> None:
+        nonlocal most, in_flight
+        in_flight += len(deliveries)
+        most = max(most, in_flight)
+        for number in range(len(deliveries)):
+            await asyncio.sleep(0)
+            in_flight -= 1
+            answered(number, Delivered())
+
+    run_once(postgresql, ob, adapters={"crm": Broker(behave, window=HOUR)}, concurrency=4)
+
+    assert 2 <= most <= 4
+    assert states(postgresql) == {"delivered": 30}
+
+
+def test_with_tracing_each_entry_is_sent_alone(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=2)
+    broker = Broker()
+
+    class Trace:
+        def attempt(self, delivery: Delivery, destination: str, is_lookup: bool) -> Any: ...
+
+        def callback(self, *arguments: Any) -> Any: ...
+
+    run_once(postgresql, ob, adapters={"crm": broker}, trace=Trace())
+
+    assert [len(batch) for batch in broker.batches] == [1, 1]
+    assert states(postgresql) == {"delivered": 2}
+
+
+# --- which method is called
+
+
+def test_a_subclass_that_replaces_only_send_is_not_bypassed() -> None:
+    class Noted(Broker):
+        async def send(self, delivery: Delivery) -> Outcome:
+            return await super().send(delivery)
+
+    class NotedInBatches(Noted):
+        async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+            await super().send_batch(deliveries, answered)
+
+    class Further(NotedInBatches):
+        pass
+
+    assert batch_sender_of(Noted()) is None
+    assert batch_sender_of(MemoryAdapter()) is None
+    assert batch_sender_of(Sender()) is None
+    for each in (Broker(), NotedInBatches(), Further()):
+        assert batch_sender_of(each) == each.send_batch
+
+
+def test_a_send_batch_that_is_not_async_is_refused() -> None:
+    class Blocking(Sender):
+        def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="its send_batch must be an `async def`"):
+        routes(mail=Blocking())
