@@ -59,6 +59,15 @@ class Attempts:
         memory, now = self._flow.memory(entry, route.memory), self.database_now(entry, started)
         return decide_lookup(entry, step.state, finding, memory, now, self._rng.random())
 
+    def report(self, entry: ClaimedEntry, error: Exception) -> None:
+        """Log a bug in this library. The entry's lease must expire, and its outcome counts as unknown."""
+        log.exception(
+            "entry %s (%s): internal error; its lease will expire, and a dispatcher will claim it again",
+            entry.id,
+            entry.operation,
+        )
+        self._activity.errors.report("dispatcher", error, entry)
+
     def database_now(self, entry: ClaimedEntry, started: float) -> datetime:
         """The database's time, never too early: its clock at the lease's start, plus the time since before the claim."""
         return entry.leased_at + timedelta(seconds=self._clock() - started)

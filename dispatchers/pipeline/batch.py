@@ -1,6 +1,5 @@
 """Entries that an adapter sends with one call of `send_batch`. Each ends once, with its own outcome."""
 
-import logging
 from collections.abc import Callable, Iterable
 
 from dispatchers.delivery import Deferred, Delivery, Outcome
@@ -10,8 +9,6 @@ from dispatchers.pipeline.sanitize import storable
 from dispatchers.pipeline.send_queue import Work
 from dispatchers.transitions import ClaimedEntry, Transition
 from outbox.keys import Tag
-
-log = logging.getLogger("outbox.dispatcher")
 
 NO_DELIVERY = Deferred("no delivery can be made from its row; the log shows why")
 
@@ -38,15 +35,24 @@ class Batch:
 
     def fill(self, works: Iterable[Work], deadline: float) -> None:
         """Make the deliveries. End the entries that may not be sent any more, or of which no delivery can be made."""
-        for entry, route, step, started in works:
-            change = self._attempts.refusal(entry, route, step, started)
-            if change is not None:
-                self._end(entry, None, change)
-            elif (delivery := delivery_of(entry, route, Tag(entry.tag), deadline)) is None:
-                self._end(entry, None, self._attempts.after_send(entry, route, NO_DELIVERY, started))
-            else:
-                self._unanswered[len(self.deliveries)] = entry, started
-                self.deliveries.append(delivery)
+        for work in works:
+            try:
+                self._add(work, deadline)
+            except Exception as error:
+                self._attempts.report(work[0], error)
+                self._end(work[0], None, None)
+
+    def _add(self, work: Work, deadline: float) -> None:
+        entry, route, step, started = work
+        delivery = delivery_of(entry, route, Tag(entry.tag), deadline)
+        change = self._attempts.refusal(entry, route, step, started)
+        if change is None and delivery is None:
+            change = self._attempts.after_send(entry, route, NO_DELIVERY, started)
+        if change is not None or delivery is None:
+            self._end(entry, None, change)
+        else:
+            self._unanswered[len(self.deliveries)] = entry, started
+            self.deliveries.append(delivery)
 
     def answered(self, number: int, outcome: Outcome) -> None:
         """End the entry of this delivery. A second outcome changes nothing. Raises IndexError if there is no such delivery."""
@@ -62,8 +68,8 @@ class Batch:
             its = storable(outcome)
             self._attempts.note(entry, its, self._began, started)
             change = self._attempts.after_send(entry, self._route, its, started)
-        except Exception:  # a bug in this library: the lease expires, and the outcome counts as unknown
-            log.exception("entry %s (%s): internal error; its lease will expire", entry.id, entry.operation)
+        except Exception as error:
+            self._attempts.report(entry, error)
         finally:
             self._end(entry, its, change)
 

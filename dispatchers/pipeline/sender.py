@@ -214,20 +214,20 @@ class Sender:
         batch.fill(works, worker.deadline)
         if not batch.deliveries:
             return
-        missing = "the adapter returned without its outcome"
         try:
             await send_batch(batch.deliveries, batch.answered)
+            batch.end_with(Unknown("the adapter returned without its outcome"))
         except asyncio.CancelledError:
             if not worker.is_only_overdue:
-                batch.abandon()
                 raise
-            missing = worker.no_answer(route)
+            batch.end_with(Unknown(worker.no_answer(route)))
         except (Exception, BaseExceptionGroup, SystemExit) as error:
             text = "the adapter of %r raised for a batch of %d entries: those without an outcome count as not answered"
             log.exception(text, route.name, len(batch.deliveries))
             self._activity.errors.report("adapter", error)
-            missing = f"the adapter raised {type(error).__name__}"
-        batch.end_with(Unknown(missing))
+            batch.end_with(Unknown(f"the adapter raised {type(error).__name__}"))
+        finally:
+            batch.abandon()  # no effect if each entry has ended
 
     def _end_in_batch(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
         self._end(entry, outcome, change)
@@ -248,13 +248,8 @@ class Sender:
             change = self._attempts.refusal(entry, route, step, started)
             if change is None:
                 change = await self._ask_for(worker, entry, route, step, delivery, started)
-        except Exception as error:  # a bug in this library: the lease expires, and the outcome counts as unknown
-            log.exception(
-                "entry %s (%s): internal error; its lease will expire, and a dispatcher will claim it again",
-                entry.id,
-                entry.operation,
-            )
-            self._activity.errors.report("dispatcher", error, entry)
+        except Exception as error:
+            self._attempts.report(entry, error)
         finally:
             outcome, worker.outcome = worker.outcome, None
             self._end(entry, outcome, change)

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 from support.database import Database
@@ -119,6 +120,34 @@ def test_the_stream_keeps_one_message_of_two_attempts(cluster: Cluster) -> None:
     assert (first.replayed, again.replayed, other.replayed) == (False, True, False)
     assert first.result == again.result
     assert [message.headers["Nats-Msg-Id"] for message in messages] == ["ck1_a", "ck1_b"]
+
+
+def test_a_message_that_the_client_fails_to_write_fails_no_other_message_of_its_batch(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Client.publish
+
+    async def failing(self: Client, subject: str, payload: bytes, *rest: Any, **named: Any) -> None:
+        if payload == b"1":
+            raise ValueError("this payload")
+        await publish(self, subject, payload, *rest, **named)
+
+    async def work(stream: Stream) -> Any:
+        adapter = stream.adapter()
+        until = asyncio.get_running_loop().time() + 10
+        given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}, "deadline": until}
+        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", body=str(n).encode(), **given) for n in range(3)]
+        outcomes: dict[int, Outcome] = {}
+        monkeypatch.setattr(Client, "publish", failing)
+        await adapter.send_batch(batch, outcomes.__setitem__)
+        monkeypatch.undo()
+        await adapter.aclose()
+        return outcomes, await stream.messages()
+
+    outcomes, messages = with_stream(cluster, work)
+
+    assert [type(outcomes[number]) for number in range(3)] == [Delivered, Unknown, Delivered]
+    assert [message.data for message in messages] == [b"0", b"2"]
 
 
 def test_no_message_is_lost_or_doubled_when_the_leader_dies(cluster: Cluster) -> None:

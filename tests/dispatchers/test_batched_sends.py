@@ -15,7 +15,9 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Answered
+from dispatchers.pipeline import batch
 from dispatchers.pipeline.routing import batch_sender_of
+from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 
 
@@ -47,12 +49,12 @@ def test_entries_that_are_claimed_together_are_sent_with_one_call(postgresql: Da
 
     assert run_once(postgresql, ob, adapters={"crm": broker}) == 5
 
-    (batch,) = broker.batches
-    assert {delivery.id for delivery in batch} == set(ids)
-    assert len({delivery.key for delivery in batch}) == 5
-    assert len({delivery.deadline for delivery in batch}) == 1
+    (sent,) = broker.batches
+    assert {delivery.id for delivery in sent} == set(ids)
+    assert len({delivery.key for delivery in sent}) == 5
+    assert len({delivery.deadline for delivery in sent}) == 1
     assert states(postgresql) == {"delivered": 5}
-    results = {delivery.id: str(number) for number, delivery in enumerate(batch)}
+    results = {delivery.id: str(number) for number, delivery in enumerate(sent)}
     assert {id: settlement_row(postgresql, id).result for id in ids} == results
 
 
@@ -145,9 +147,9 @@ def test_entries_without_an_outcome_are_in_doubt_and_the_others_are_not(
 
     run_once(postgresql, ob, adapters={"crm": broker})
 
-    (batch,) = broker.batches
-    assert [state(postgresql, delivery.id) for delivery in batch] == ["uncertain", "delivered", "uncertain"]
-    assert reason in str(reasons(postgresql, batch[0].id) or settlement_row(postgresql, batch[0].id))
+    (sent,) = broker.batches
+    assert [state(postgresql, delivery.id) for delivery in sent] == ["uncertain", "delivered", "uncertain"]
+    assert reason in str(reasons(postgresql, sent[0].id) or settlement_row(postgresql, sent[0].id))
 
 
 def test_a_second_outcome_of_a_delivery_changes_nothing(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -227,8 +229,32 @@ def test_with_tracing_each_entry_is_sent_alone(postgresql: Database, ob: outbox.
 
     run_once(postgresql, ob, adapters={"crm": broker}, trace=Trace())
 
-    assert [len(batch) for batch in broker.batches] == [1, 1]
+    assert [len(each) for each in broker.batches] == [1, 1]
     assert states(postgresql) == {"delivered": 2}
+
+
+@pytest.mark.parametrize(("error", "its_state"), [(None, "retry"), (RuntimeError("a bug"), "sending")])
+def test_an_entry_that_cannot_be_sent_keeps_no_other_of_its_batch_from_being_sent(
+    error: Exception | None,
+    its_state: str,
+    postgresql: Database,
+    ob: outbox.Outbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = put(postgresql, ob, count=3)
+    broker, make = Broker(), batch.delivery_of
+
+    def failing(entry: ClaimedEntry, *rest: Any) -> Delivery | None:
+        if entry.id != ids[1]:
+            return make(entry, *rest)
+        if error is not None:
+            raise error
+        return None
+
+    monkeypatch.setattr(batch, "delivery_of", failing)
+    run_once(postgresql, ob, adapters={"crm": broker})
+
+    assert [state(postgresql, id) for id in ids] == ["delivered", its_state, "delivered"]
 
 
 # --- which method is called

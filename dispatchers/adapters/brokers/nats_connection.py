@@ -157,21 +157,20 @@ class NatsConnection:
 
     async def _publish(self, message: Message, batch: Batch) -> None:
         number, subject, body, headers = message
-        if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
-            batch.take(
-                number, Rejected(f"the message is larger than the server allows: {self._client.max_payload} bytes")
-            )
-            return
         self._count += 1
         reply = f"{self._inbox}{self._count}"
         self._sent[reply] = subject, number, batch
         try:
-            await self._client.publish(subject, body, reply, headers)
+            if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
+                limit = self._client.max_payload
+                self._end(reply, Rejected(f"the message is larger than the server allows: {limit} bytes"))
+            else:
+                await self._client.publish(subject, body, reply, headers)
         except NEVER_WRITTEN as error:
             self._end(reply, Rejected(f"it cannot be sent: {type(error).__name__}"))
         except NOT_WRITTEN as error:
             self._end(reply, Deferred(f"nothing was sent: {type(error).__name__}"))
-        except (Error, OSError) as error:
+        except Exception as error:  # of this message: the others of the batch must still be sent
             self._end(reply, Unknown(f"no answer: {type(error).__name__}"))
 
     def _end(self, reply: str, outcome: Outcome) -> None:
