@@ -10,7 +10,7 @@ import pytest
 from dispatchers import decide as rules
 from dispatchers import time_limits
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline import attempts, triage
 from dispatchers.store import queue_update
 from dispatchers.stored_outcome import Known
 from dispatchers.time_limits import FOREVER, Memory
@@ -25,7 +25,7 @@ def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, replacement in changed.items():
-            for module in (rules, time_limits, sender, triage):
+            for module in (rules, time_limits, attempts, triage):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, replacement)
 

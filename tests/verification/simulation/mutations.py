@@ -13,6 +13,7 @@ from verification.mutations_decide import RULE_MUTANTS, moving
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
 from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline.attempts import Attempts
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.triage import Triage
 from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
@@ -76,11 +77,9 @@ def same_token(original: Any, working: ClaimLoops, *rest: Any) -> Any:
 # --- sending
 
 
-async def without_a_deadline(
-    self: sender.Sender, worker: Any, entry: ClaimedEntry, route: Any, step: Any, delivery: Any, started: float
-) -> Transition:
-    outcome = await self._outcome(worker, entry, route, delivery)
-    return rules.decide(entry, outcome, route.memory, self._database_now(entry, started), self._rng.random())
+def without_a_deadline(original: Any, *arguments: Any) -> Transition | None:
+    refusal = original(*arguments)
+    return None if isinstance(refusal, Release) else refusal
 
 
 def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
@@ -158,7 +157,7 @@ GUARDS: dict[str, Patch] = {
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
     "the pin changes after a possible send": around(ReferenceStore, "_lease", pinned_again),
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
-    "the lease is not checked before the call": without(sender.Sender, "_ask_in_time", without_a_deadline),
+    "the lease is not checked before the call": around(Attempts, "refusal", without_a_deadline),
     "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
     "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
