@@ -12,13 +12,13 @@ import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import outbox.session
 from dispatchers.admin import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
-from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline import batch, sender, triage
 from dispatchers.store import callback_transactions, claims_plain, claims_postgresql
 from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
@@ -69,6 +69,12 @@ POINTS: Mapping[str, Seam] = {
 }
 """Every point, by name."""
 
+_IN_BATCHES: Mapping[str, Seam] = {
+    "send.before": Seam((batch.Batch,), "fill", "after", lambda arguments, _: bool(arguments[0].deliveries)),
+    "send.after": Seam((batch.Batch,), "answered", "before"),
+}
+"""Where a point is for an entry that is sent with `send_batch`."""
+
 
 def die() -> None:
     """Kill the process: no `finally`, no rollback."""
@@ -82,11 +88,18 @@ def failpoint(name: str, act: Callable[[], object] = die) -> Iterator[None]:
     An exception of `act` is raised from the function at that point. Not for two threads at once.
     Raises `InvalidValue` for a name that is not in `POINTS`.
     """
-    seam = POINTS.get(name)
-    if seam is None:
+    if name not in POINTS:
         raise InvalidValue("failpoint", name, f"must be one of {sorted(POINTS)}")
     left = [act]
+    with ExitStack() as stack:
+        for seam in (POINTS[name], _IN_BATCHES.get(name)):
+            if seam is not None:
+                stack.enter_context(_replaced(seam, left))
+        yield
 
+
+@contextmanager
+def _replaced(seam: Seam, left: list[Callable[[], object]]) -> Iterator[None]:
     def reach(arguments: tuple[Any, ...], answer: Any) -> None:
         if left and seam.when(arguments, answer):
             left.pop()()

@@ -17,6 +17,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Answered
 from dispatchers.pipeline import batch
 from dispatchers.pipeline.routing import batch_sender_of
+from dispatchers.testing.failpoints import failpoint
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 
@@ -255,6 +256,20 @@ def test_an_entry_that_cannot_be_sent_keeps_no_other_of_its_batch_from_being_sen
     run_once(postgresql, ob, adapters={"crm": broker})
 
     assert [state(postgresql, id) for id in ids] == ["delivered", its_state, "delivered"]
+
+
+@pytest.mark.parametrize(("point", "received"), [("send.before", 0), ("send.after", 3)])
+def test_the_points_around_a_send_are_reached_by_a_batch(
+    point: str, received: int, postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put(postgresql, ob, count=3)
+    seen: list[int] = []
+    broker = Broker()
+
+    with failpoint(point, lambda: seen.append(sum(map(len, broker.batches)))):
+        run_once(postgresql, ob, adapters={"crm": broker})
+
+    assert seen == [received]
 
 
 # --- which method is called
