@@ -1,6 +1,7 @@
 """Entries that an adapter sends with one call of `send_batch`. Each ends once, with its own outcome."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 
 from dispatchers.delivery import Deferred, Delivery, Outcome
 from dispatchers.pipeline.attempts import Attempts, delivery_of
@@ -31,33 +32,43 @@ class Batch:
         self._began = began
         self._end = end
         self._unanswered: dict[int, tuple[ClaimedEntry, float]] = {}  # with the process's clock before the claim
-        self.deliveries: list[Delivery] = []
+        self._loop = asyncio.get_running_loop()
+        self.deliveries: Sequence[Delivery] = ()
 
     def fill(self, works: Iterable[Work], deadline: float) -> None:
         """Make the deliveries. End the entries that may not be sent any more, or of which no delivery can be made."""
+        deliveries = list[Delivery]()
         for work in works:
+            entry, route, step, started = work
             try:
-                self._add(work, deadline)
+                delivery = delivery_of(entry, route, Tag(entry.tag), deadline)
+                change = self._attempts.refusal(entry, route, step, started)
+                if change is None and delivery is None:
+                    change = self._attempts.after_send(entry, route, NO_DELIVERY, started)
             except Exception as error:
-                self._attempts.report(work[0], error)
-                self._end(work[0], None, None)
-
-    def _add(self, work: Work, deadline: float) -> None:
-        entry, route, step, started = work
-        delivery = delivery_of(entry, route, Tag(entry.tag), deadline)
-        change = self._attempts.refusal(entry, route, step, started)
-        if change is None and delivery is None:
-            change = self._attempts.after_send(entry, route, NO_DELIVERY, started)
-        if change is not None or delivery is None:
-            self._end(entry, None, change)
-        else:
-            self._unanswered[len(self.deliveries)] = entry, started
-            self.deliveries.append(delivery)
+                self._attempts.report(entry, error)
+                delivery = change = None
+            if change is not None or delivery is None:
+                self._end(entry, None, change)
+            else:
+                self._unanswered[len(deliveries)] = entry, started
+                deliveries.append(delivery)
+        self.deliveries = tuple(deliveries)  # the adapter must not change the places
 
     def answered(self, number: int, outcome: Outcome) -> None:
-        """End the entry of this delivery. A second outcome changes nothing. Raises IndexError if there is no such delivery."""
+        """End the entry of this delivery. A second outcome changes nothing.
+
+        Raises TypeError or IndexError if there is no such delivery, and RuntimeError outside of the batch's event loop.
+        """
+        if type(number) is not int:
+            raise TypeError(f"the number of a delivery must be an int, not {number!r}")
         if not 0 <= number < len(self.deliveries):
             raise IndexError(f"there is no delivery {number}: this batch has {len(self.deliveries)}")
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("an outcome must be reported in the event loop that called send_batch")
+        self._end_one(number, outcome)
+
+    def _end_one(self, number: int, outcome: Outcome) -> None:
         found = self._unanswered.pop(number, None)
         if found is None:
             return
@@ -76,7 +87,7 @@ class Batch:
     def end_with(self, outcome: Outcome) -> None:
         """End all entries without an outcome in this way."""
         for number in list(self._unanswered):
-            self.answered(number, outcome)
+            self._end_one(number, outcome)
 
     def abandon(self) -> None:
         """Leave the entries without an outcome in doubt: their leases expire."""

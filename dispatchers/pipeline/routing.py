@@ -219,10 +219,11 @@ def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
 
 
 def batch_sender_of(adapter: Adapter) -> Callable[[Sequence[Delivery], Answered], Any] | None:
-    """The adapter's `send_batch`; None if it has none, or if a subclass has replaced only `send`."""
-    for each in type(adapter).__mro__:
-        if "send_batch" in vars(each):
+    """The adapter's `send_batch`; None if it has none, or if a subclass or the object itself has replaced only `send`."""
+    own = getattr(adapter, "__dict__", {})
+    for names in (own, *map(vars, type(adapter).__mro__)):
+        if "send_batch" in names:
             return getattr(adapter, "send_batch", None)
-        if "send" in vars(each):
+        if "send" in names:
             return None
     return None

@@ -136,7 +136,8 @@ def test_a_message_that_the_client_fails_to_write_fails_no_other_message_of_its_
         adapter = stream.adapter()
         until = asyncio.get_running_loop().time() + 10
         given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}, "deadline": until}
-        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", body=str(n).encode(), **given) for n in range(3)]
+        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", body=str(n).encode(), **given) for n in range(4)]
+        batch[3] = batch[3]._replace(options={"subject": "a\ud800"})
         outcomes: dict[int, Outcome] = {}
         monkeypatch.setattr(Client, "publish", failing)
         await adapter.send_batch(batch, outcomes.__setitem__)
@@ -146,7 +147,7 @@ def test_a_message_that_the_client_fails_to_write_fails_no_other_message_of_its_
 
     outcomes, messages = with_stream(cluster, work)
 
-    assert [type(outcomes[number]) for number in range(3)] == [Delivered, Unknown, Delivered]
+    assert [type(outcomes[number]) for number in range(4)] == [Delivered, Unknown, Delivered, Unknown]
     assert [message.data for message in messages] == [b"0", b"2"]
 
 

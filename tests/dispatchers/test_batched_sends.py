@@ -122,6 +122,21 @@ async def _name_no_delivery(deliveries: Sequence[Delivery], answered: Answered) 
     answered(3, Delivered())
 
 
+async def _name_no_number(deliveries: Sequence[Delivery], answered: Any) -> None:
+    answered(1, Delivered())
+    answered(False, Delivered())
+
+
+async def _answer_in_a_thread(deliveries: Sequence[Delivery], answered: Answered) -> None:
+    answered(1, Delivered())
+    await asyncio.to_thread(answered, 0, Delivered())
+
+
+async def _change_the_places(deliveries: Any, answered: Answered) -> None:
+    answered(1, Delivered())
+    deliveries.pop()
+
+
 async def _answer_with_anything(deliveries: Sequence[Delivery], answered: Any) -> None:
     answered(1, Delivered())
     answered(0, "sent")
@@ -136,6 +151,9 @@ async def _answer_with_anything(deliveries: Sequence[Delivery], answered: Any) -
         (_hang, "no answer within 0.2 s"),
         (_cancel_itself, "the adapter cancelled itself"),
         (_name_no_delivery, "the adapter raised IndexError"),
+        (_name_no_number, "the adapter raised TypeError"),
+        (_answer_in_a_thread, "the adapter raised RuntimeError"),
+        (_change_the_places, "the adapter raised AttributeError"),
         (_answer_with_anything, "the adapter answered with a str"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
@@ -163,7 +181,8 @@ def test_a_second_outcome_of_a_delivery_changes_nothing(postgresql: Database, ob
         late.append(answered)
 
     run_once(postgresql, ob, adapters={"crm": Broker(behave)})
-    late[0](1, Rejected("after the end"))
+    with pytest.raises(RuntimeError):  # its event loop has ended
+        late[0](1, Rejected("after the end"))
 
     assert run_once(postgresql, ob, adapters={"crm": Broker()}) == 0
     assert states(postgresql) == {"delivered": 2}
@@ -287,7 +306,11 @@ def test_a_subclass_that_replaces_only_send_is_not_bypassed() -> None:
     class Further(NotedInBatches):
         pass
 
+    patched = Broker()
+    vars(patched)["send"] = deliver_all
+
     assert batch_sender_of(Noted()) is None
+    assert batch_sender_of(patched) is None
     assert batch_sender_of(MemoryAdapter()) is None
     assert batch_sender_of(Sender()) is None
     for each in (Broker(), NotedInBatches(), Further()):

@@ -19,7 +19,7 @@ from dispatchers.adapters.brokers.nats_answers import unfit_subject
 from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
-from dispatchers.delivery import Answered, Deferred, Delivery, Outcome, Rejected
+from dispatchers.delivery import Answered, Deferred, Delivery, Outcome, Rejected, Unknown
 from dispatchers.time_limits import FOREVER, Window
 from outbox.errors import ConfigurationError
 
@@ -94,38 +94,37 @@ class NatsAdapter(PlacesAdapter):
 
     async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
         """Publish the messages with one write, and wait for the answer to each."""
-        fit = list[tuple[int, str, Delivery]]()
+        fit = list[Message]()
         for number, delivery in enumerate(deliveries):
-            subject = self._subject_of(delivery)
-            if isinstance(subject, Rejected):
-                answered(number, subject)
+            message = self._message_of(number, delivery)
+            if isinstance(message, Message):
+                fit.append(message)
             else:
-                fit.append((number, subject, delivery))
+                answered(number, message)
         if not fit:
             return
         connection = self._connection.present()
         if connection is None or not connection.is_checked:
             ready = await self._ready(deliveries[0].deadline - self.timeout.total_seconds() / 2)
             if isinstance(ready, Deferred):
-                for number, *_ in fit:
-                    answered(number, ready)
+                for message in fit:
+                    answered(message.number, ready)
                 return
             connection = ready
-        await connection.publish(
-            [Message(number, subject, delivery.body, self._headers_of(delivery)) for number, subject, delivery in fit],
-            answered,
-        )
+        await connection.publish(fit, answered)
 
-    def _subject_of(self, delivery: Delivery) -> str | Rejected:
+    def _message_of(self, number: int, delivery: Delivery) -> Message | Rejected | Unknown:
         try:
             subject = self._places.of(delivery)
+            unfit = unfit_subject(subject)
         except Unsendable as problem:
             return Rejected(str(problem))
-        unfit = unfit_subject(subject)
-        return subject if unfit is None else Rejected(unfit)
-
-    def _headers_of(self, delivery: Delivery) -> dict[str, str]:
-        return {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
+        except Exception as error:  # of this delivery: the others of the batch must still be sent
+            return Unknown(f"no message can be made of it: {type(error).__name__}")
+        if unfit is not None:
+            return Rejected(unfit)
+        headers = {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
+        return Message(number, subject, delivery.body, headers)
 
     async def aclose(self) -> None:
         """Close the connection. You may use the adapter again afterwards."""
