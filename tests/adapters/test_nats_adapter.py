@@ -122,7 +122,7 @@ def test_the_stream_keeps_one_message_of_two_attempts(cluster: Cluster) -> None:
     assert [message.headers["Nats-Msg-Id"] for message in messages] == ["ck1_a", "ck1_b"]
 
 
-def test_a_message_that_the_client_fails_to_write_fails_no_other_message_of_its_batch(
+def test_a_message_that_cannot_be_written_fails_no_other_of_its_batch(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = Client.publish

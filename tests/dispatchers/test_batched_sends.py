@@ -254,7 +254,7 @@ def test_with_tracing_each_entry_is_sent_alone(postgresql: Database, ob: outbox.
 
 
 @pytest.mark.parametrize(("error", "its_state"), [(None, "retry"), (RuntimeError("a bug"), "sending")])
-def test_an_entry_that_cannot_be_sent_keeps_no_other_of_its_batch_from_being_sent(
+def test_an_entry_that_cannot_be_sent_ends_no_other_of_its_batch(
     error: Exception | None,
     its_state: str,
     postgresql: Database,
