@@ -325,7 +325,7 @@ class Sender:
         self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float
     ) -> Finding:
         if delivery is None:
-            return CannotTell("no delivery can be made from its row; the log shows why")
+            return CannotTell(NO_DELIVERY.reason)
         age = self._attempts.database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
         answer = await self._ask(worker, entry, route, route.find, delivery)
