@@ -1,7 +1,7 @@
 """Entries that an adapter sends with one call of `send_batch`. Each ends once, with its own outcome."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from threading import get_ident
 
 from dispatchers.delivery import Deferred, Delivery, Outcome
 from dispatchers.pipeline.attempts import Attempts, delivery_of
@@ -32,7 +32,7 @@ class Batch:
         self._began = began
         self._end = end
         self._unanswered: dict[int, tuple[ClaimedEntry, float]] = {}  # with the process's clock before the claim
-        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self.deliveries: Sequence[Delivery] = ()
 
     def fill(self, works: Iterable[Work], deadline: float) -> None:
@@ -58,14 +58,14 @@ class Batch:
     def answered(self, number: int, outcome: Outcome) -> None:
         """End the entry of this delivery. A second outcome changes nothing.
 
-        Raises TypeError or IndexError if there is no such delivery, and RuntimeError outside of the batch's event loop.
+        Raises TypeError or IndexError if there is no such delivery, and RuntimeError in another thread.
         """
         if type(number) is not int:
             raise TypeError(f"the number of a delivery must be an int, not {number!r}")
         if not 0 <= number < len(self.deliveries):
             raise IndexError(f"there is no delivery {number}: this batch has {len(self.deliveries)}")
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("an outcome must be reported in the event loop that called send_batch")
+        if get_ident() != self._thread:
+            raise RuntimeError("an outcome must be reported in the thread that called send_batch")
         self._end_one(number, outcome)
 
     def _end_one(self, number: int, outcome: Outcome) -> None:

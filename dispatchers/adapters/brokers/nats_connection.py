@@ -1,6 +1,7 @@
 """One connection to a NATS server: publishes to one stream, and waits for the answer to each message."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,10 +26,11 @@ from dispatchers.adapters.brokers.nats_answers import answer_reader, unfit
 from dispatchers.adapters.one_connection import NotReady
 from dispatchers.delivery import Answered, Deferred, Outcome, Rejected, Unknown
 
+log = logging.getLogger("outbox.dispatcher")
+
 CONNECT_SECONDS: Final = 2  # for one server of several
-CHECK_SECONDS_MAX: Final = (
-    1.5  # for its answer about the stream; within CONNECT_SECONDS, so that the reason names the stream
-)
+CHECK_SECONDS_MAX: Final = 1.5
+"""For its answer about the stream: within CONNECT_SECONDS, so that the reason names the stream."""
 CHECK_SECONDS: Final = 10.0  # how old the knowledge of the stream's configuration may be when a message is sent
 HEADERS_BYTES: Final = 512  # more than the headers of the adapter and of a trace have
 PINGS_UNANSWERED_MAX: Final = 2
@@ -38,6 +40,7 @@ NO_LIMIT: Final = -1
 NOT_WRITTEN: Final = (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError)
 NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
 """What the client raises before it writes anything: because of the connection, and because of the message."""
+TOO_LARGE: Final = "the message is larger than the server allows: {} bytes"
 
 
 class Message(NamedTuple):
@@ -142,36 +145,27 @@ class NatsConnection:
     async def publish(self, messages: Sequence[Message], answered: Answered) -> None:
         """Publish the messages and wait for the stream's answers, without a limit of its own. answered: gets each outcome."""
         batch = Batch(answered, self._loop.create_future(), len(messages))
+        publish, surely_small = self._client.publish, self._client.max_payload - HEADERS_BYTES
         try:
-            for message in messages:
-                await self._publish(message, batch)
+            for number, subject, body, headers in messages:
+                self._count += 1
+                reply = f"{self._inbox}{self._count}"
+                self._sent[reply] = subject, number, batch
+                if len(body) > surely_small and self._is_too_large(body, headers):
+                    self._end(reply, Rejected(TOO_LARGE.format(self._client.max_payload)))
+                    continue
+                try:
+                    await publish(subject, body, reply, headers)
+                except Exception as error:  # of this message: the others of the batch must still be sent
+                    self._end(reply, unpublished(error))
             await batch.ended
         except asyncio.CancelledError:
-            self._unanswered = (
-                True  # perhaps it is cut off from the others: the next send connects again, to any server
-            )
+            # Perhaps this server is cut off from the others: the next send connects again, to any server.
+            self._unanswered = True
             raise
         finally:
             if batch.left:
                 self._sent = {reply: sent for reply, sent in self._sent.items() if sent[2] is not batch}
-
-    async def _publish(self, message: Message, batch: Batch) -> None:
-        number, subject, body, headers = message
-        self._count += 1
-        reply = f"{self._inbox}{self._count}"
-        self._sent[reply] = subject, number, batch
-        try:
-            if len(body) + HEADERS_BYTES > self._client.max_payload and self._is_too_large(body, headers):
-                limit = self._client.max_payload
-                self._end(reply, Rejected(f"the message is larger than the server allows: {limit} bytes"))
-            else:
-                await self._client.publish(subject, body, reply, headers)
-        except NEVER_WRITTEN as error:
-            self._end(reply, Rejected(f"it cannot be sent: {type(error).__name__}"))
-        except NOT_WRITTEN as error:
-            self._end(reply, Deferred(f"nothing was sent: {type(error).__name__}"))
-        except Exception as error:  # of this message: the others of the batch must still be sent
-            self._end(reply, Unknown(f"no answer: {type(error).__name__}"))
 
     def _end(self, reply: str, outcome: Outcome) -> None:
         """End the message that waits for an answer to this inbox, if there is one."""
@@ -230,6 +224,17 @@ class NatsConnection:
             reason = f"the server's permissions forbid to publish to {refused!r}"
             for reply in [reply for reply, (subject, *_) in self._sent.items() if subject == refused]:
                 self._end(reply, Deferred(reason, cooldown=True))
+
+
+def unpublished(error: Exception) -> Outcome:
+    """The outcome of a message for which the client has raised this."""
+    reason = type(error).__name__
+    if isinstance(error, NEVER_WRITTEN):
+        return Rejected(f"it cannot be sent: {reason}")
+    if isinstance(error, NOT_WRITTEN):
+        return Deferred(f"nothing was sent: {reason}")
+    log.error("nats-py raised while a message was published: this counts as no answer", exc_info=error)
+    return Unknown(f"no answer: {reason}")
 
 
 async def connected(
