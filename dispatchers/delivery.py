@@ -256,9 +256,8 @@ class Adapter(Protocol):
     send_batch: `async def send_batch(deliveries, answered)`, for a client that sends several messages at less cost than one by
         one. It calls `answered(number, outcome)` on the event loop as soon as it knows the outcome of a delivery; the first
         number is 0. All deliveries have the same deadline; then the dispatcher cancels the call. A delivery without an outcome
-        at the end of the call counts as `Unknown`. The dispatcher calls `send` for an entry with a later key, and for all
-        entries if it has `trace`. If a subclass replaces only `send`, the dispatcher calls this `send`. None, the default:
-        always `send`.
+        at the end of the call counts as `Unknown`. The dispatcher calls `send` for an entry with a later key. If a subclass
+        replaces only `send`, the dispatcher calls this `send`. None, the default: always `send`.
 
     If an adapter has an `async def aclose()`, the dispatcher calls it when it stops.
     """

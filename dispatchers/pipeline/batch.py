@@ -1,21 +1,35 @@
 """Entries that an adapter sends with one call of `send_batch`. Each ends once, with its own outcome."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from threading import get_ident
+from typing import NamedTuple
 
 from dispatchers.delivery import Deferred, Delivery, Outcome
+from dispatchers.pipeline.activity_log import result_of
 from dispatchers.pipeline.attempts import Attempts, delivery_of
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.sanitize import storable
 from dispatchers.pipeline.send_queue import Work
+from dispatchers.telemetry.tracing import End, GuardedTrace
 from dispatchers.transitions import ClaimedEntry, Transition
 from outbox.keys import Tag
 
 NO_DELIVERY = Deferred("no delivery can be made from its row; the log shows why")
 
 
+class Unanswered(NamedTuple):
+    """started: the process's clock before the claim. end_span: ends its span, if there is one."""
+
+    entry: ClaimedEntry
+    started: float
+    end_span: End | None
+
+
 class Batch:
-    """end: called once for each entry, with its outcome and its transition. Without a transition the lease must expire.
+    """trace: begins a span for each entry. None of them is current while the adapter works, which serves all of them.
+
+    end: called once for each entry, with its outcome and its transition. Without a transition the lease must expire.
 
     began: when the adapter is called, by the process's clock.
     """
@@ -26,12 +40,14 @@ class Batch:
         route: Route,
         began: float,
         end: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
+        trace: GuardedTrace | None,
     ) -> None:
         self._attempts = attempts
         self._route = route
         self._began = began
         self._end = end
-        self._unanswered: dict[int, tuple[ClaimedEntry, float]] = {}  # with the process's clock before the claim
+        self._trace = trace
+        self._unanswered: dict[int, Unanswered] = {}
         self._thread = get_ident()
         self.deliveries: Sequence[Delivery] = ()
 
@@ -51,7 +67,10 @@ class Batch:
             if change is not None or delivery is None:
                 self._end(entry, None, change)
             else:
-                self._unanswered[len(deliveries)] = entry, started
+                end_span = None
+                if self._trace is not None:
+                    delivery, end_span = _begin_span(self._trace, delivery, entry)
+                self._unanswered[len(deliveries)] = Unanswered(entry, started, end_span)
                 deliveries.append(delivery)
         self.deliveries = tuple(deliveries)  # the adapter must not change the places
 
@@ -72,10 +91,12 @@ class Batch:
         found = self._unanswered.pop(number, None)
         if found is None:
             return
-        entry, started = found
+        entry, started, end_span = found
         its: Outcome | None = None
         change: Transition | None = None
         try:
+            if end_span is not None:
+                end_span(result_of(outcome))
             its = storable(outcome)
             self._attempts.note(entry, its, self._began, started)
             change = self._attempts.after_send(entry, self._route, its, started)
@@ -92,5 +113,14 @@ class Batch:
     def abandon(self) -> None:
         """Leave the entries without an outcome in doubt: their leases expire."""
         unanswered, self._unanswered = self._unanswered, {}
-        for entry, _ in unanswered.values():
+        for entry, _, end_span in unanswered.values():
+            if end_span is not None:
+                end_span(None)
             self._end(entry, None, None)
+
+
+def _begin_span(trace: GuardedTrace, delivery: Delivery, entry: ClaimedEntry) -> tuple[Delivery, End]:
+    """As `GuardedTrace.attempt` does, in a context of its own: the spans of a batch end in any order, and in any task."""
+    context = copy_context()
+    delivery, end = context.run(trace.attempt, delivery, entry, is_lookup=False)
+    return delivery, lambda result: context.run(end, result)

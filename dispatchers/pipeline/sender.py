@@ -199,7 +199,7 @@ class Sender:
     def _take_with(self, work: Work) -> Sequence[Work]:
         """The entry and those after it that one call may send with it. Empty if it must be sent alone."""
         route, works = work[1], list[Work]()
-        if self._activity.trace is None and _may_join(work):  # a span belongs to one send
+        if _may_join(work):
             works.append(work)
             while self._ready and len(works) < BATCH_MAX and self._ready[0][1] is route and _may_join(self._ready[0]):
                 works.append(self._ready.popleft())
@@ -209,7 +209,7 @@ class Sender:
         self, worker: Worker, route: Route, send_batch: Callable[..., Any], works: Sequence[Work]
     ) -> None:
         """Send these entries with one call of the adapter. Each ends as soon as its outcome arrives."""
-        batch = Batch(self._attempts, route, self._clock(), self._end_in_batch)
+        batch = Batch(self._attempts, route, self._clock(), self._end_in_batch, self._activity.trace)
         work_on(None)
         batch.fill(works, worker.deadline)
         if not batch.deliveries:

@@ -136,9 +136,10 @@ def trace(tracer: Tracer | None = None) -> Trace:
 
     tracer: by default the global provider's, named `outbox`.
 
-    The span is current while the adapter or the callback works. The span of an attempt begins a trace of its own, as the send may
-    come days after the enqueue, and links to the span whose headers are stored with the entry. The span of a callback is its
-    child. If the callback is called again later, its span begins a trace of its own too, with the same link.
+    The span is current while the adapter or the callback works, unless the adapter sends entries in batches. The span of an
+    attempt begins a trace of its own, as the send may come days after the enqueue, and links to the span whose headers are stored
+    with the entry. The span of a callback is its child. If the callback is called again later, its span begins a trace of its own
+    too, with the same link.
     """
     return _Spans(tracer or get_tracer("outbox"))
 

@@ -33,7 +33,11 @@ class Trace(Protocol):
     """What `Dispatcher(trace=...)` takes. It must not block."""
 
     def attempt(self, delivery: Delivery, destination: str, is_lookup: bool) -> AttemptSpan:
-        """Begin the span of a send or status lookup. Called in the task of the attempt, before the adapter."""
+        """Begin the span of a send or status lookup. Called before the adapter, in the task of the attempt.
+
+        For entries that the adapter sends together, this method and the span's end are called in a context of each entry
+        (`contextvars`), so that no span is current in the adapter.
+        """
         ...
 
     def callback(self, entry: ClaimedEntry, context: Any) -> End:

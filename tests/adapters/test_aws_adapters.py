@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from support import faulty_aws
+from support.batches import sent_together
 from support.faulty_aws import SECRET, SESSION, refused
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import EventBridgeAdapter, SnsFifoAdapter, SqsFifoAdapter
 from dispatchers.testing import faulty_http
-from dispatchers.testing.attempts import sent
 from dispatchers.testing.conformance import ENTRY
 from outbox import ConfigurationError, inboxes
 
@@ -71,12 +71,12 @@ def delivery(key: str = "ck1_a", body: bytes = BODY, **fields: Any) -> Delivery:
 
 
 def send(adapter: Adapter, *deliveries: Delivery) -> list[Outcome]:
-    """All at once."""
+    """In one batch."""
 
     async def main() -> list[Outcome]:
-        outcomes = await asyncio.gather(*(sent(adapter, each) for each in deliveries))
+        outcomes = await sent_together(adapter, deliveries)
         await adapter.aclose()  # type: ignore[attr-defined]
-        return list(outcomes)
+        return outcomes
 
     return asyncio.run(main())
 

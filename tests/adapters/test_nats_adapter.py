@@ -147,7 +147,7 @@ def test_a_message_that_cannot_be_written_fails_no_other_of_its_batch(
 
     outcomes, messages = with_stream(cluster, work)
 
-    assert [type(outcomes[number]) for number in range(4)] == [Delivered, Unknown, Delivered, Unknown]
+    assert [type(outcomes[number]) for number in range(4)] == [Delivered, Unknown, Delivered, Deferred]
     assert [message.data for message in messages] == [b"0", b"2"]
 
 

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from redis.asyncio import Connection
+from support.batches import sent_together
 from support.daemons import wait_for
 from support.database import Database
 from support.entries import dispatcher, put_one, settlement_row, state
@@ -35,24 +36,23 @@ def stream() -> str:
     return f"orders-{uuid4().hex[:8]}"
 
 
-async def sent(adapter: RedisAdapter, *, key: str = "ck1_a", **fields: Any) -> Outcome:
+def delivery(key: str = "ck1_a", **fields: Any) -> Delivery:
     given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
-    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    delivery = Delivery(id=uuid4(), key=key, body=b'{"amount":2000}', deadline=until, **given)
-    try:
-        async with asyncio.timeout_at(until):
-            return await adapter.send(delivery)
-    except TimeoutError:
-        return Unknown("cancelled at its deadline, as the dispatcher does")
+    return Delivery(id=uuid4(), key=key, body=b'{"amount":2000}', deadline=0.0, **given)
+
+
+async def sent(adapter: RedisAdapter, **fields: Any) -> Outcome:
+    (outcome,) = await sent_together(adapter, [delivery(**fields)])
+    return outcome
 
 
 def send(adapter: RedisAdapter, *keys: str, **fields: Any) -> list[Outcome]:
-    """All at once."""
+    """In one batch."""
 
     async def main() -> list[Outcome]:
-        outcomes = await asyncio.gather(*(sent(adapter, key=key, **fields) for key in keys))
+        outcomes = await sent_together(adapter, [delivery(key, **fields) for key in keys])
         await adapter.aclose()
-        return list(outcomes)
+        return outcomes
 
     return asyncio.run(main())
 
@@ -82,7 +82,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
     assert f'"stream": "{stream}"' in settlement_row(postgresql, id).result
 
 
-def test_all_sends_of_one_turn_share_a_write(server: Server, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_messages_of_a_batch_share_a_write(server: Server, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [f"ck1_{number}" for number in range(400)]
     writes = []
     write = Connection.send_packed_command
@@ -130,9 +130,9 @@ def test_a_message_that_is_refused_fails_alone_in_its_batch(server: Server, stre
     async def main() -> list[Outcome]:
         adapter = RedisAdapter(server.url, stream=f"{stream}.{{operation}}")
         operations = ("placed", "paid", "shipped")
-        outcomes = await asyncio.gather(*(sent(adapter, operation=operation) for operation in operations))
+        outcomes = await sent_together(adapter, [delivery(operation=operation) for operation in operations])
         await adapter.aclose()
-        return list(outcomes)
+        return outcomes
 
     adapter = RedisAdapter(server.url, stream={name: f"{stream}.{name}" for name in ("placed", "paid", "shipped")})
     outcomes = asyncio.run(main())
@@ -209,7 +209,7 @@ def test_a_server_that_hangs_leaves_doubt_and_then_delays(server: Server, stream
         outcomes = [await sent(adapter)]
         server.freeze()
         try:
-            outcomes += await asyncio.gather(*(sent(adapter, key=key) for key in ("ck1_b", "ck1_c")))
+            outcomes += await sent_together(adapter, [delivery("ck1_b"), delivery("ck1_c")])
             outcomes.append(await sent(adapter, key="ck1_d"))
         finally:
             server.thaw()
@@ -300,7 +300,7 @@ def test_each_stream_of_a_cluster_is_found_at_its_node(tmp_path: Path) -> None:
         adapter = RedisAdapter([server.url for server in servers], stream={name: name for name in streams})
 
         async def one_each() -> list[Outcome]:
-            return list(await asyncio.gather(*(sent(adapter, operation=name, key=name) for name in streams)))
+            return await sent_together(adapter, [delivery(operation=name, key=name) for name in streams])
 
         rounds = [await one_each(), await one_each()]
         servers[2].kill()

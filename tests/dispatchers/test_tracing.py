@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,14 +11,15 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode, Tracer
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, get_current_span
 from support.database import Database
 from support.entries import age, dispatcher, put, put_one, run_once, states
 from support.lookups import QUIET, keyless
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome
+from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.delivery import Answered
 from dispatchers.telemetry.opentelemetry import trace
 from dispatchers.telemetry.tracing import AttemptSpan
 from outbox.errors import ConfigurationError
@@ -242,19 +243,74 @@ def test_a_send_that_is_cut_short_ends_its_span(
 
     begun = asyncio.Event()
     put_one(sqlite, ob)
-
-    async def main() -> None:
-        working = dispatcher(sqlite, ob, adapters={"crm": Hanging()}, trace=trace(tracer))
-        running = asyncio.ensure_future(working.run_once())
-        await asyncio.wait_for(begun.wait(), 60)
-        await working.abandon()
-        await running
-        await working.close()
-
-    asyncio.run(main())
+    asyncio.run(_abandoned(sqlite, ob, Hanging(), tracer, begun))
 
     _, span = spans.get_finished_spans()
     assert attributes(span)["outbox.result"] == "cut_short"
+
+
+async def _abandoned(
+    database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, tracer: Tracer, begun: asyncio.Event
+) -> None:
+    working = dispatcher(database, ob, adapters={"crm": adapter}, trace=trace(tracer))
+    running = asyncio.ensure_future(working.run_once())
+    await asyncio.wait_for(begun.wait(), 60)
+    await working.abandon()
+    await running
+    await working.close()
+
+
+def test_each_entry_of_a_batch_has_a_span_and_none_is_current(
+    sqlite: Database, ob: outbox.Outbox, tracer: Tracer, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    current: list[bool] = []
+    sent: list[Delivery] = []
+
+    class Broker(MemoryAdapter):
+        async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+            current.append(get_current_span().get_span_context().is_valid)
+            sent.extend(deliveries)
+
+            async def answer() -> None:
+                answered(1, Delivered())
+
+            await asyncio.create_task(answer())  # a broker's answers arrive in a task of the client
+            answered(0, Rejected("no"))
+            raise OSError("the connection is lost")
+
+    put(sqlite, ob, count=3)
+    with caplog.at_level(logging.WARNING, "opentelemetry"):
+        run_once(sqlite, ob, adapters={"crm": Broker()}, trace=trace(tracer))
+
+    *enqueued, first, second, third = spans.get_finished_spans()
+    assert [attributes(span)["outbox.result"] for span in (first, second, third)] == [
+        "delivered",
+        "rejected",
+        "unknown",
+    ]
+    assert len({link.context.span_id for span in (first, second, third) for link in span.links}) == len(enqueued) == 3
+    assert [delivery.headers["traceparent"].split("-")[2] for delivery in (sent[1], sent[0], sent[2])] == [
+        format(span.get_span_context().span_id, "016x") for span in (first, second, third)
+    ]
+    assert current == [False]
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+def test_a_batch_that_is_abandoned_cuts_its_spans_short(
+    sqlite: Database, ob: outbox.Outbox, tracer: Tracer, spans: InMemorySpanExporter
+) -> None:
+    begun = asyncio.Event()
+
+    class Hanging(MemoryAdapter):
+        async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    put(sqlite, ob, count=2)
+    asyncio.run(_abandoned(sqlite, ob, Hanging(), tracer, begun))
+
+    *_, first, second = spans.get_finished_spans()
+    assert [attributes(span)["outbox.result"] for span in (first, second)] == ["cut_short"] * 2
 
 
 class Raising:

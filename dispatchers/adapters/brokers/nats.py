@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 from nats.errors import Error
 
+from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of
 from dispatchers.adapters.brokers.nats_answers import unfit_subject
 from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
-from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
-from dispatchers.delivery import Answered, Deferred, Delivery, Outcome, Rejected, Unknown
+from dispatchers.adapters.places import OPERATION, Places, Unsendable
+from dispatchers.delivery import Answered, Deferred, Delivery
 from dispatchers.time_limits import FOREVER, Window
 from outbox.errors import ConfigurationError
 
@@ -33,7 +34,7 @@ OPTIONS: Final = frozenset(
 """What `connect` may have: the options of nats-py that decide neither when to connect again nor what is logged."""
 
 
-class NatsAdapter(PlacesAdapter):
+class NatsAdapter(BatchAdapter):
     """Publishes to one stream. Before it sends, it compares the stream's configuration with what it declares.
 
     servers: the URLs of one cluster, such as "nats://host:4222" or "tls://host:4222".
@@ -87,44 +88,28 @@ class NatsAdapter(PlacesAdapter):
     def __repr__(self) -> str:
         return f"NatsAdapter(stream={self._stream!r}, window={self.window!r})"
 
-    async def send(self, delivery: Delivery) -> Outcome:
-        outcomes: list[Outcome] = []
-        await self.send_batch([delivery], lambda number, outcome: outcomes.append(outcome))
-        return outcomes[0]
-
     async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
         """Publish the messages with one write, and wait for the answer to each."""
-        fit = list[Message]()
-        for number, delivery in enumerate(deliveries):
-            message = self._message_of(number, delivery)
-            if isinstance(message, Message):
-                fit.append(message)
-            else:
-                answered(number, message)
-        if not fit:
+        messages = messages_of(deliveries, self._message_of, answered)
+        if not messages:
             return
         connection = self._connection.present()
         if connection is None or not connection.is_checked:
             ready = await self._ready(deliveries[0].deadline - self.timeout.total_seconds() / 2)
             if isinstance(ready, Deferred):
-                for message in fit:
-                    answered(message.number, ready)
+                for number, _ in messages:
+                    answered(number, ready)
                 return
             connection = ready
-        await connection.publish(fit, answered)
+        await connection.publish(messages, answered)
 
-    def _message_of(self, number: int, delivery: Delivery) -> Message | Rejected | Unknown:
-        try:
-            subject = self._places.of(delivery)
-            unfit = unfit_subject(subject)
-        except Unsendable as problem:
-            return Rejected(str(problem))
-        except Exception as error:  # of this delivery: the others of the batch must still be sent
-            return Unknown(f"no message can be made of it: {type(error).__name__}")
+    def _message_of(self, delivery: Delivery) -> Message:
+        subject = self._places.of(delivery)
+        unfit = unfit_subject(subject)
         if unfit is not None:
-            return Rejected(unfit)
+            raise Unsendable(unfit)
         headers = {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
-        return Message(number, subject, delivery.body, headers)
+        return Message(subject, delivery.body, headers)
 
     async def aclose(self) -> None:
         """Close the connection. You may use the adapter again afterwards."""

@@ -44,9 +44,6 @@ TOO_LARGE: Final = "the message is larger than the server allows: {} bytes"
 
 
 class Message(NamedTuple):
-    """number: the place of its delivery in the batch."""
-
-    number: int
     subject: str
     body: bytes
     headers: dict[str, str]
@@ -142,12 +139,15 @@ class NatsConnection:
         async with asyncio.timeout_at(latest):
             await asyncio.shield(self._checking)
 
-    async def publish(self, messages: Sequence[Message], answered: Answered) -> None:
-        """Publish the messages and wait for the stream's answers, without a limit of its own. answered: gets each outcome."""
+    async def publish(self, messages: Sequence[tuple[int, Message]], answered: Answered) -> None:
+        """Publish the messages and wait for the stream's answers, without a limit of its own.
+
+        messages: each with the place of its delivery in the batch. answered: gets each outcome.
+        """
         batch = Batch(answered, self._loop.create_future(), len(messages))
         publish, surely_small = self._client.publish, self._client.max_payload - HEADERS_BYTES
         try:
-            for number, subject, body, headers in messages:
+            for number, (subject, body, headers) in messages:
                 self._count += 1
                 reply = f"{self._inbox}{self._count}"
                 self._sent[reply] = subject, number, batch

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool
@@ -23,16 +23,17 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from dispatchers.adapters.brokers.batch import Batches, BatchLimits
+from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_of
 from dispatchers.adapters.brokers.redis_answers import Moved
 from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
-from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
-from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
+from dispatchers.adapters.places import OPERATION, Places
+from dispatchers.delivery import Answered, Deferred, Delivery, Outcome
 from outbox.errors import ConfigurationError
 
 BODY: Final = "body"
-LIMITS: Final[Mapping[str, int]] = {"items_max": 500, "size_max": 1_048_576}  # of one write
+MESSAGES_MAX: Final = 500  # in one write
+BYTES_MAX: Final = 1_048_576  # of the bodies in one write
 OPTIONS: Final = frozenset(
     {
         *("username", "password", "credential_provider", "client_name"),
@@ -47,15 +48,20 @@ Node = tuple[str, int] | None
 
 
 class Message(NamedTuple):
-    """One XADD. latest: when it may be written, on the event loop's clock."""
+    """One XADD. bucket: the hash bucket of its stream. size: of its body, in bytes."""
 
-    stream: str
+    bucket: int
     command: Arguments
     size: int
-    latest: float
 
 
-class RedisAdapter(PlacesAdapter):
+Numbered: TypeAlias = tuple[int, Message]
+"""With the place of its delivery in the batch."""
+
+Take: TypeAlias = Callable[[Numbered, Outcome | Moved], None]
+
+
+class RedisAdapter(BatchAdapter):
     """Appends to streams. It needs Redis 6 or later, also as a cluster, or what speaks its protocol.
 
     urls: "redis://user:password@host:6379/0", "rediss://" or "unix://"; several for one primary that moves among them, or for one
@@ -101,61 +107,52 @@ class RedisAdapter(PlacesAdapter):
         self._replicas = replicas
         self._connections: dict[Node, OneConnection[RedisConnection]] = {}
         self._nodes: dict[int, Node] = {}  # by hash bucket; empty without a cluster
-        limits = BatchLimits[Message](size=lambda message: message.size, **LIMITS)
-        self._batches = Batches[Message, Outcome](self._publish, limits)
 
     def __repr__(self) -> str:
         return f"RedisAdapter(replicas={self._replicas!r})"
 
-    async def send(self, delivery: Delivery) -> Outcome:
-        try:
-            stream = self._places.of(delivery)
-        except Unsendable as problem:
-            return Rejected(str(problem))
-        fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}
-        named = [part for field in fields.items() for part in field]
-        command = ("XADD", stream, *self._trimming, "*", BODY, delivery.body, *named)
-        latest = delivery.deadline - self.timeout.total_seconds() / 2
-        return await self._batches.send(Message(stream, command, len(delivery.body), latest))
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+        """Append the messages, and those that a cluster has moved once more, at the node that it names."""
+        messages = messages_of(deliveries, self._message_of, answered)
+        latest = deliveries[0].deadline - self.timeout.total_seconds() / 2
+        for part in parts_of(messages, items_max=MESSAGES_MAX, size_max=BYTES_MAX, size=lambda each: each[1].size):
+            moved = await self._append(part, latest, answered)
+            for number, _ in await self._append(moved, latest, answered):
+                answered(number, Deferred("the cluster moves the stream"))
 
     async def aclose(self) -> None:
         """Close the connections. You may use the adapter again afterwards."""
-        await self._batches.aclose()
         for connection in self._connections.values():
             await connection.aclose()
 
-    # --- batches
+    def _message_of(self, delivery: Delivery) -> Message:
+        stream = self._places.of(delivery)
+        bucket = key_slot(stream.encode())
+        fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}
+        named = [part for field in fields.items() for part in field]
+        command = ("XADD", stream, *self._trimming, "*", BODY, delivery.body, *named)
+        return Message(bucket, command, len(delivery.body))
 
-    async def _publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        """A message of a cluster whose node was unknown is appended there in a second round."""
-        outcomes = await self._append(messages)
-        moved = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Moved)]
-        if moved:
-            again = await self._append([messages[number] for number in moved])
-            for number, outcome in zip(moved, again, strict=True):
-                outcomes[number] = outcome
-        return [Deferred("the cluster moves the stream") if isinstance(each, Moved) else each for each in outcomes]
+    async def _append(self, messages: Sequence[Numbered], latest: float, answered: Answered) -> Sequence[Numbered]:
+        """Append each message at the node that has its stream, as far as known. Returns those that another node must take."""
+        of_nodes = dict[Node, list[Numbered]]()
+        for each in messages:
+            of_nodes.setdefault(self._nodes.get(each[1].bucket), []).append(each)
+        moved = list[Numbered]()
 
-    async def _append(self, messages: Sequence[Message]) -> list[Outcome | Moved]:
-        """Append each message at the node that has its stream, as far as known."""
-        of_nodes: dict[Node, list[int]] = {}
-        for number, message in enumerate(messages):
-            node = self._nodes.get(key_slot(message.stream.encode())) if self._nodes else None
-            of_nodes.setdefault(node, []).append(number)
-        outcomes: list[Outcome | Moved] = [Deferred("")] * len(messages)
+        def take(message: Numbered, outcome: Outcome | Moved) -> None:
+            if isinstance(outcome, Moved):
+                self._nodes[outcome.bucket] = (outcome.host, outcome.port)
+                moved.append(message)
+            else:
+                answered(message[0], outcome)
 
-        async def append(node: Node, numbers: Sequence[int]) -> None:
-            found = await self._append_at(node, [messages[number] for number in numbers])
-            for number, outcome in zip(numbers, found, strict=True):
-                outcomes[number] = outcome
-                if isinstance(outcome, Moved):
-                    self._nodes[outcome.bucket] = (outcome.host, outcome.port)
+        async with asyncio.TaskGroup() as writes:
+            for node, those in of_nodes.items():
+                writes.create_task(self._append_at(node, those, latest, take))
+        return moved
 
-        await asyncio.gather(*(append(node, numbers) for node, numbers in of_nodes.items()))
-        return outcomes
-
-    async def _append_at(self, node: Node, messages: Sequence[Message]) -> list[Outcome | Moved]:
-        latest = min(message.latest for message in messages)
+    async def _append_at(self, node: Node, messages: Sequence[Numbered], latest: float, take: Take) -> None:
         if node not in self._connections:
             self._connections[node] = OneConnection(partial(self._open, node))
         one = self._connections[node]
@@ -168,8 +165,11 @@ class RedisAdapter(PlacesAdapter):
                 if isinstance(problem, NotReady)
                 else Deferred(f"nothing was sent, no connection: {type(problem).__name__}")
             )
-            return [outcome] * len(messages)
-        return await connection.append([message.command for message in messages], latest)
+            for message in messages:
+                take(message, outcome)
+            return
+        commands = [message.command for _, message in messages]
+        await connection.append(commands, latest, lambda place, outcome: take(messages[place], outcome))
 
     async def _open(self, node: Node) -> RedisConnection:
         wait_seconds = (

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import sample
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
@@ -26,6 +26,7 @@ CONNECT_SECONDS: Final = 5
 FAILURES: Final = (RedisError, OSError)  # a TimeoutError too
 
 Arguments = Sequence[bytes | str | int]
+Take: TypeAlias = Callable[[int, Outcome | Moved], None]
 
 
 class RedisConnection:
@@ -61,17 +62,24 @@ class RedisConnection:
     def is_awaited(self) -> bool:
         return self._in_flight
 
-    async def append(self, commands: Sequence[Arguments], latest: float) -> list[Outcome | Moved]:
-        """The outcome of each XADD command. latest: when they may be written. The wait for their answers has no limit."""
+    async def append(self, commands: Sequence[Arguments], latest: float, take: Take) -> None:
+        """Write XADD commands. latest: when they may be written; the wait for their answers has no limit.
+
+        take: called once for each command, with its place and its outcome: at once, or with replicas after all have answered.
+        """
         try:
             async with asyncio.timeout_at(latest):
                 await self._turn.acquire()
         except TimeoutError:
-            return [Deferred("nothing was sent: the batch before had no answer in time")] * len(commands)
+            _refuse(len(commands), "the batch before had no answer in time", take)
+            return
         try:
             if not self.is_usable:
-                return [Deferred("nothing was sent: the connection was lost")] * len(commands)
-            return await self._append(commands)
+                _refuse(len(commands), "the connection was lost", take)
+            elif asyncio.get_running_loop().time() > latest:
+                _refuse(len(commands), "too little of its time was left", take)
+            else:
+                await self._append(commands, take)
         finally:
             self._turn.release()
 
@@ -80,27 +88,32 @@ class RedisConnection:
         with suppress(*FAILURES):
             await self._connection.disconnect()
 
-    async def _append(self, commands: Sequence[Arguments]) -> list[Outcome | Moved]:
-        outcomes: list[Outcome | Moved] = []
+    async def _append(self, commands: Sequence[Arguments], take: Take) -> None:
+        outcomes = list[Outcome | Moved]()
+        confirmed: int | str = 0
+        failure = ""
         sent = [*commands, self._wait] if self._replicas else commands
         self._in_flight, is_whole = True, False
         try:
             await self._connection.send_packed_command(self._connection.pack_commands(sent), check_health=False)
-            for command in commands:
-                outcomes.append(await self._appended(command))  # noqa: PERF401  # an error must keep those before
+            for place, command in enumerate(commands):
+                outcome = await self._appended(command)
+                outcomes.append(outcome)
+                if not self._replicas:
+                    take(place, outcome)
             if self._replicas:
                 confirmed = await self._confirmed()
-                outcomes = [outcome_of_copies(outcome, confirmed, self._replicas) for outcome in outcomes]
             is_whole = IS_REPLICA not in outcomes  # else the next send searches for the primary
         except FAILURES as error:
-            name = type(error).__name__
-            if self._replicas:
-                outcomes = [outcome_of_copies(outcome, name, self._replicas) for outcome in outcomes]
-            outcomes += [Unknown(f"no answer: {name}")] * (len(commands) - len(outcomes))
+            confirmed = failure = type(error).__name__
         finally:
             self._in_flight = False
             self._ended |= not is_whole
-        return outcomes
+        if self._replicas:
+            for place, outcome in enumerate(outcomes):
+                take(place, outcome_of_copies(outcome, confirmed, self._replicas))
+        for place in range(len(outcomes), len(commands)):
+            take(place, Unknown(f"no answer: {failure}"))
 
     async def _appended(self, command: Arguments) -> Outcome | Moved:
         try:
@@ -125,6 +138,11 @@ class RedisConnection:
 
     async def _read(self) -> Any:
         return await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
+
+
+def _refuse(count: int, reason: str, take: Take) -> None:
+    for place in range(count):
+        take(place, Deferred(f"nothing was sent: {reason}"))
 
 
 async def connected(

@@ -83,7 +83,7 @@ class EventBridgeAdapter(AwsPublisher):
         metadata = json.dumps({**delivery.headers, "event_id": delivery.key})
         detail = f'{{"metadata": {metadata}, "data": {delivery.body.decode()}}}'
         fields = {"Source": self._source, "DetailType": delivery.operation, "Detail": detail}
-        return Item(fields, sum(len(text.encode()) for text in fields.values()), delivery.deadline)
+        return Item(fields, sum(len(text.encode()) for text in fields.values()))
 
     def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
         return {"Entries": [{**each, "EventBusName": place} for each in entries]}

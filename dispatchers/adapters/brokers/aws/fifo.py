@@ -56,7 +56,7 @@ class FifoAdapter(AwsPublisher):
             "MessageDeduplicationId": delivery.key,
             "MessageGroupId": group_of(delivery),
         }
-        return Item(fields, size_of(delivery.body, attributes), delivery.deadline)
+        return Item(fields, size_of(delivery.body, attributes))
 
     def outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
         found: dict[Any, Outcome] = {}

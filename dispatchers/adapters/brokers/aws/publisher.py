@@ -1,16 +1,17 @@
 """What the adapters for AWS share: entries of one place are published in batches, and each entry has an outcome of its own."""
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from dispatchers.adapters.brokers.aws.answers import outcome_of_error
 from dispatchers.adapters.brokers.aws.client import AwsClient
-from dispatchers.adapters.brokers.batch import Batches, BatchLimits
-from dispatchers.adapters.places import Places, PlacesAdapter, Unsendable
-from dispatchers.delivery import Delivery, Outcome, Rejected
+from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_of
+from dispatchers.adapters.places import Places
+from dispatchers.delivery import Answered, Delivery, Outcome, Rejected
 
 ID_CHARS_MAX: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
 WINDOW: Final = timedelta(minutes=5)  # "deduplication interval" in the developer guides of SQS, SNS and EventBridge
@@ -22,10 +23,13 @@ class Item(NamedTuple):
 
     fields: dict[str, Any]
     size: int
-    deadline: float
 
 
-class AwsPublisher(PlacesAdapter):
+Numbered: TypeAlias = tuple[int, Item]
+"""With the place of its delivery in the batch."""
+
+
+class AwsPublisher(BatchAdapter):
     """An adapter for one service of AWS.
 
     operation: the client's method. items_max, bytes_max: of one request.
@@ -38,21 +42,21 @@ class AwsPublisher(PlacesAdapter):
     def __init__(self, client: AwsClient, places: Places) -> None:
         self._client = client
         self._places = places
-        self._batches: dict[str, Batches[Item, Outcome]] = {}
 
-    async def send(self, delivery: Delivery) -> Outcome:
-        try:
-            place = self._places.of(delivery)
-            item = self.item(delivery)
-        except Unsendable as problem:
-            return Rejected(str(problem))
-        return await self._batches_to(place).send(item)
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+        """Send the requests side by side, as many of them as there are threads."""
+        to_places = dict[str, list[Numbered]]()
+        for number, (place, item) in messages_of(deliveries, self._placed, answered):
+            to_places.setdefault(place, []).append((number, item))
+        async with asyncio.TaskGroup() as requests:
+            for place, items in to_places.items():
+                for part in parts_of(
+                    items, items_max=self.items_max, size_max=self.bytes_max, size=lambda each: each[1].size
+                ):
+                    requests.create_task(self._publish(place, part, deliveries[0].deadline, answered))
 
     async def aclose(self) -> None:
         """Close the connections. You may use the adapter again afterwards."""
-        for batches in self._batches.values():
-            await batches.aclose()
-        self._batches = {}
         self._client.close()
 
     @abstractmethod
@@ -67,26 +71,23 @@ class AwsPublisher(PlacesAdapter):
     def outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
         """The outcomes of the request's entries, in their order."""
 
-    def _batches_to(self, place: str) -> Batches[Item, Outcome]:
-        if place not in self._batches:
+    def _placed(self, delivery: Delivery) -> tuple[str, Item]:
+        return self._places.of(delivery), self.item(delivery)
 
-            async def publish(items: Sequence[Item]) -> Sequence[Outcome]:
-                return await self._publish(place, items)
-
-            limits = BatchLimits[Item](items_max=self.items_max, size=lambda item: item.size, size_max=self.bytes_max)
-            self._batches[place] = Batches(publish, limits)
-        return self._batches[place]
-
-    async def _publish(self, place: str, items: Sequence[Item]) -> Sequence[Outcome]:
-        request = self.request(place, [item.fields for item in items])
+    async def _publish(self, place: str, items: Sequence[Numbered], deadline: float, answered: Answered) -> None:
+        request = self.request(place, [item.fields for _, item in items])
         try:
-            answer = await self._client.call(self.operation, min(item.deadline for item in items), request)
+            answer = await self._client.call(self.operation, deadline, request)
+            outcomes = self.outcomes(answer, len(items))
         except Exception as error:  # botocore raises not only its own errors for an unusual answer
             outcome = outcome_of_error(error)
             if isinstance(outcome, Rejected) and len(items) > 1:  # one of them, but which: nothing was executed yet
-                return [(await self._publish(place, [item]))[0] for item in items]
-            return [outcome] * len(items)
-        return self.outcomes(answer, len(items))
+                for each in items:
+                    await self._publish(place, [each], deadline, answered)
+                return
+            outcomes = [outcome] * len(items)
+        for (number, _), outcome in zip(items, outcomes, strict=True):
+            answered(number, outcome)
 
 
 def group_of(delivery: Delivery) -> str:
