@@ -126,6 +126,7 @@ class ClaimLoops:
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
+        self._learned_from = -math.inf  # when the sweep began from which the other parts have learned
         self._has_refreshed = False  # before the first sweep, pauses are unknown, and an entry's age could be wrong
         self.refusal: ConfigurationError | None = None
 
@@ -373,12 +374,16 @@ class ClaimLoops:
 
     async def sweep(self) -> None:
         """Check the database's identity, new destinations, entries due before the cursors, and flow control."""
-        self._swept_at, self._has_claimed = self._clock(), False
+        began = self._swept_at = self._clock()
+        self._has_claimed = False
         await self._guard.refresh()
         if not self._has_refreshed:
             await self._store.record_secrets(self._keyring())
         await self._refresh_callbacks()
         survey = await self._store.survey()
+        if began < self._learned_from:  # a late answer: the sweep of the other loop began later, and has ended
+            return
+        self._learned_from = began
         self._scheduler.learn(survey.destinations)
         self._flow.refresh(survey.flow_states)
         self._has_refreshed = True

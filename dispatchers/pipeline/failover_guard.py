@@ -37,7 +37,7 @@ class FailoverGuard:
         self._known = file.read() if file else None
         self._reported: str | None = None
         self._reported_at = 0.0
-        self._checked_at = -math.inf
+        self._checked_at = self._learned_from = -math.inf  # the latter: when the check began that it has learned from
         self.suspended: str | None = None
 
     @property
@@ -52,11 +52,15 @@ class FailoverGuard:
 
     async def refresh(self) -> None:
         """Check the identity. Raises what the database raises, and `ConfigurationError` if it belongs to another env."""
+        began = self._clock()
         try:
             checked = await self._store.check_identity(self._env(), self._known)
         except BaseException:
             self._checked_at = -math.inf
             raise
+        if began < self._learned_from:  # a late answer: a check that began later has ended
+            return
+        self._learned_from = began
         self._checked_at = self._clock()
         if checked.continued is not None:
             log.warning("%s; sending continues because promotions_lose_nothing is set", checked.continued)

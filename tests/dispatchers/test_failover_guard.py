@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -14,12 +15,14 @@ import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database
 from support.entries import claim, claim_one, dispatcher, put, put_one, run_once, settle, state, states, until_true
+from support.late_answers import begun_and_held
 
 import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Release, Retry, Settle
@@ -208,6 +211,23 @@ def test_nothing_is_claimed_while_every_dispatcher_holds(
     assert claim(store) == []
     database.execute(sa.update(META).values(suspended_reason=None))
     assert len(claim(store)) == 2
+
+
+def test_the_late_answer_of_a_check_does_not_replace_a_later_check(
+    store: DatabaseStore, database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = FailoverGuard(store, env=lambda: "test", clock=time.monotonic, file=None)
+
+    async def main() -> None:
+        await guard.refresh()
+        late = await begun_and_held(guard.refresh, DatabaseStore, "check_identity", monkeypatch)
+        hold(database)
+        await guard.refresh()
+        await late()
+
+    asyncio.run(main())
+
+    assert guard.suspended == "restored"
 
 
 def test_nothing_is_claimed_where_the_identity_is_older_than_the_known_one(

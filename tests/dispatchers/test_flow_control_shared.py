@@ -5,6 +5,7 @@ Each dispatcher here has connections of its own, as a process would.
 
 import asyncio
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
@@ -40,6 +41,7 @@ from support.flow_control import (
     untouched,
     work,
 )
+from support.late_answers import begun_and_held
 
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Limits, Outcome, Unknown
@@ -276,3 +278,24 @@ def test_the_log_says_what_stops_a_destination_and_when_it_resumes(
         "destination 'crm' paused until 12:05:00Z: Retry-After cooldown",
         "destination 'crm' paused by an operator, until `outbox resume`",
     ]
+
+
+def test_the_late_answer_of_a_sweep_does_not_replace_a_later_sweep(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other claim loop has swept meanwhile. A pause that is over would count again, and entries would age during it."""
+
+    async def main() -> tuple[Mapping[str, str], Mapping[str, str]]:
+        working = dispatcher(database.new_engine(), ob, adapters={"crm": Crm(Delivered())})
+        await working.run_once()
+        decide(database, pause)
+        late = await begun_and_held(working._loops.sweep, DatabaseStore, "survey", monkeypatch)
+        decide(database, resume)
+        await working._loops.sweep()
+        before = working._loops._flow.throttled
+        await late()
+        after = working._loops._flow.throttled
+        await working.close()
+        return before, after
+
+    assert asyncio.run(main()) == ({}, {})
