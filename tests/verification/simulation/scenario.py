@@ -18,7 +18,7 @@ from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore
 from simulation.invariants import Invariants
 from simulation.operators import People
-from simulation.services import FREEZES, Service, SimulatedAdapter
+from simulation.services import FREEZES, BatchingAdapter, Service, SimulatedAdapter
 from simulation.trace import LEASE, MARGIN, Declared, InvariantViolated
 from simulation.world import Process, World
 
@@ -48,6 +48,10 @@ class Scenario:
         self.is_mixed = not self.has_restore_due and self.rng.random() < 0.15
         self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
         self.limits = self.invariants.flow.limits = self._limits()
+        sends_in_batches = (
+            Random(f"batches {seed}").random() < 0.4
+        )  # of its own, so that the other draws stay as they are
+        self._adapter = BatchingAdapter if sends_in_batches else SimulatedAdapter
         self._quiet_since: float | None = None
 
     def play(self) -> None:
@@ -162,7 +166,7 @@ class Scenario:
             outbox=OUTBOX,
             include=[self.app.callbacks(self._called_back(number))],
             adapters={
-                service.declared.name: SimulatedAdapter(service, self.app.keys, self.app.poison, pinned=pinned)
+                service.declared.name: self._adapter(service, self.app.keys, self.app.poison, pinned=pinned)
                 for service in self._serves(number)
             },
             limits=self.limits,

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.delivery import Absent, CannotTell, Finding, Found
+from dispatchers.delivery import Absent, Answered, CannotTell, Finding, Found
 from simulation.invariants import Invariants
 from simulation.trace import MARGIN, TIMEOUT, Declared, Send
 from simulation.world import Process, World
@@ -159,11 +159,17 @@ class SimulatedAdapter(Adapter):
         self._poison = poison
 
     async def send(self, delivery: Delivery) -> Any:  # what a bad client answers, too
+        return await self._attempt(delivery, self._called_with(delivery))
+
+    def _called_with(self, delivery: Delivery) -> Send:
         process: Any = asyncio.get_running_loop()
-        keys = self._keys(delivery.id)
-        send = self.service.invariants.sending(delivery, process, self.service.declared, self.pinned, keys)
+        return self.service.invariants.sending(
+            delivery, process, self.service.declared, self.pinned, self._keys(delivery.id)
+        )
+
+    async def _attempt(self, delivery: Delivery, send: Send) -> Any:
         try:
-            outcome = await self._exchange(delivery, send, process)
+            outcome = await self._exchange(delivery, send, send.process)
         finally:
             send.is_over = True
         self.service.invariants.answered(send, harmless=isinstance(outcome, Deferred | Rejected))
@@ -234,3 +240,23 @@ class SimulatedAdapter(Adapter):
         if fate == "raises":
             raise RuntimeError("the client broke")
         return None if fate == "nothing" else outcome
+
+
+class BatchingAdapter(SimulatedAdapter):
+    """Sends the entries of a claim with one call, which raises if the client broke with one of them."""
+
+    async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
+        broken: list[RuntimeError] = []
+
+        async def attempt(number: int, delivery: Delivery, send: Send) -> None:
+            try:
+                answered(number, await self._attempt(delivery, send))
+            except RuntimeError as error:
+                broken.append(error)
+
+        sends = [self._called_with(delivery) for delivery in deliveries]  # the process may freeze before a task begins
+        async with asyncio.TaskGroup() as attempts:
+            for number, (delivery, send) in enumerate(zip(deliveries, sends, strict=True)):
+                attempts.create_task(attempt(number, delivery, send))
+        if broken:
+            raise broken[0]
