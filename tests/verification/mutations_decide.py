@@ -1,5 +1,6 @@
 """The rules of `decide` and `moves` as mutants, each without one guard: a search for broken invariants must find each of them."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -8,9 +9,7 @@ from typing import Any
 import pytest
 
 from dispatchers import decide as rules
-from dispatchers import time_limits
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.pipeline import attempts, triage
 from dispatchers.store import queue_update
 from dispatchers.stored_outcome import Known
 from dispatchers.time_limits import FOREVER, Memory
@@ -21,12 +20,14 @@ NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
 
 
 def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
-    """A way to replace functions of `dispatchers.decide`, wherever they are called."""
+    """A way to replace functions of `dispatchers.decide`, in each module that has them."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        modules = [module for name, module in sys.modules.items() if name.startswith("dispatchers.")]
         for name, replacement in changed.items():
-            for module in (rules, time_limits, attempts, triage):
-                if hasattr(module, name):
+            original = getattr(rules, name)
+            for module in modules:
+                if vars(module).get(name) is original:
                     monkeypatch.setattr(module, name, replacement)
 
     return patch

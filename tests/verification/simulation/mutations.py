@@ -12,8 +12,10 @@ from verification.mutations_decide import RULE_MUTANTS, moving
 
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
+from dispatchers.delivery import Deferred, Outcome
 from dispatchers.pipeline import sender, triage
 from dispatchers.pipeline.attempts import Attempts
+from dispatchers.pipeline.batch import Batch
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.triage import Triage
 from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
@@ -97,6 +99,10 @@ def sorted_without(name: str) -> Any:
     return sort
 
 
+def left_as_not_sent(original: Any, batch: Batch, outcome: Outcome) -> None:
+    original(batch, Deferred("the call ended without its outcome"))
+
+
 def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
     working._decide_unsent(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
 
@@ -156,6 +162,7 @@ GUARDS: dict[str, Patch] = {
     "doubt begins when the expired lease is found": without(ReferenceStore, "_take_over", expired_now),
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
     "the pin changes after a possible send": around(ReferenceStore, "_lease", pinned_again),
+    "what a batch leaves without an outcome counts as not sent": around(Batch, "end_with", left_as_not_sent),
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
     "the lease is not checked before the call": around(Attempts, "refusal", without_a_deadline),
     "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
