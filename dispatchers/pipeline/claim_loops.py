@@ -126,8 +126,7 @@ class ClaimLoops:
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
-        self._learned_from = -math.inf  # when the sweep began from which the other parts have learned
-        self._has_refreshed = False  # before the first sweep, pauses are unknown, and an entry's age could be wrong
+        self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
         self.refusal: ConfigurationError | None = None
 
     def begin(self) -> None:
@@ -245,7 +244,8 @@ class ClaimLoops:
                     if stopping.is_set():  # it was set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
-                return await self._exchange(self._scheduler.take(self._clock()) if self._has_refreshed else [], NEVER)
+                quotas = [] if self._surveyed is None else self._scheduler.take(self._clock())
+                return await self._exchange(quotas, NEVER)
             except ConfigurationError as refusal:  # waiting cannot help: end this process
                 self.refusal = refusal
                 stopping.set()
@@ -377,20 +377,19 @@ class ClaimLoops:
         began = self._swept_at = self._clock()
         self._has_claimed = False
         await self._guard.refresh()
-        if not self._has_refreshed:
+        if self._surveyed is None:
             await self._store.record_secrets(self._keyring())
         await self._refresh_callbacks()
         survey = await self._store.survey()
-        if began < self._learned_from:  # a late answer: the sweep of the other loop began later, and has ended
+        if self._surveyed is not None and began < self._surveyed:  # a late answer: the other loop has swept meanwhile
             return
-        self._learned_from = began
+        self._surveyed = began
         self._scheduler.learn(survey.destinations)
         self._flow.refresh(survey.flow_states)
-        self._has_refreshed = True
 
     async def _refresh_callbacks(self) -> None:
         """Record this process's callbacks at the start; then take over the entries that wait for them."""
-        if not self._has_refreshed:
+        if self._surveyed is None:
             self._callbacks.learn(await self._store.callbacks(self._callbacks.to_record))
         if self._callbacks.to_record and (taken := await self._store.take_over(self._callbacks.to_record)):
             log.info("took over %d entries that waited for callbacks which this process has", taken)
