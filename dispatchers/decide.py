@@ -37,6 +37,7 @@ CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that a
 PINNED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that was sent in another form, as in a deploy
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
 CRASHES_MAX = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
+CANCELLED_IN_DOUBT = "an operator cancelled it after the database was restored, but it may have been sent before"
 TOO_LATE = "it may have been sent, and the service may have forgotten its key"
 FIRST_SEND = Send()
 
@@ -71,7 +72,7 @@ def plan(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float, *, e
     return Send(before=last_safe_send(entry.in_doubt_since, memory))
 
 
-def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
+def leave(entry: ClaimedEntry, reason: str) -> Settle | MarkUncertain | Release:
     """The transition of an entry that this process does not serve. Other processes may serve it.
 
     This process carries out only an operator's cancellation that no other process has carried out for a long time. A claim
@@ -79,6 +80,8 @@ def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
     """
     known = entry.outcome.known
     if known is not None and is_left_alone(known, entry.leased_at):
+        if _is_cancelled_in_doubt(entry, known):
+            return _uncertain(entry, entry.attempts, CANCELLED_IN_DOUBT)
         return Settle("cancelled", entry.attempts, reason=known.reason, decided=True)
     return Release(reason, timedelta(0) if known is None else CANCELLED_DELAY, shown=True)
 
@@ -90,6 +93,17 @@ def is_left_alone(known: Known, now: datetime) -> bool:
     """
     return (
         known.state == "cancelled" and known.decided_at is not None and now - known.decided_at >= CANCEL_UNSERVED_AFTER
+    )
+
+
+def _is_cancelled_in_doubt(entry: ClaimedEntry, known: Known) -> bool:
+    """Whether it was cancelled as never sent, and only then it was found that the database had lost the record of its sends."""
+    decided_at, doubted_since = known.decided_at, entry.in_doubt_since
+    return (
+        known.state == "cancelled"
+        and decided_at is not None
+        and doubted_since is not None
+        and decided_at > doubted_since
     )
 
 
@@ -210,6 +224,8 @@ def _decided(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetim
 def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
     """The transition of an entry whose outcome was decided before the claim; it is not sent under this lease."""
     attempts = entry.attempts if known.attempts is None else known.attempts
+    if _is_cancelled_in_doubt(entry, known):
+        return _uncertain(entry, attempts, CANCELLED_IN_DOUBT)
     match known.state:
         case "send_again":
             return _send_again(entry, known, memory)
