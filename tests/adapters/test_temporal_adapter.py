@@ -1,4 +1,4 @@
-"""TemporalAdapter with a frontend made of the SDK's protobufs: no package has the real server, and no test here uses it."""
+"""TemporalAdapter with a frontend made of the SDK's protobufs, which fails as told: lost answers, hangs, errors, kills."""
 
 import asyncio
 import json

