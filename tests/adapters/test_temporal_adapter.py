@@ -1,4 +1,4 @@
-"""TemporalAdapter with a frontend made of the SDK's protobufs, which fails as told: lost answers, hangs, errors, kills."""
+"""TemporalAdapter with a frontend made of the SDK's protobufs, which loses answers, hangs, fails and is killed."""
 
 import asyncio
 import json

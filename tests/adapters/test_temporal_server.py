@@ -1,4 +1,4 @@
-"""TemporalAdapter with a real Temporal server: a child key starts one workflow, whoever is killed."""
+"""TemporalAdapter with a real Temporal server: a child key starts one workflow, also when dispatchers and servers are killed."""
 
 import asyncio
 import json
@@ -186,7 +186,7 @@ def test_kills_of_both_sides_start_each_workflow_once(postgresql: Database, ob: 
     with running_temporal(tmp_path) as server:
         for enough in (COUNT // 4, COUNT // 2, COUNT):
             with daemon(tmp_path, postgresql.url, TEMPORAL=server.address):
-                wait_for(lambda enough=enough: delivered(enough), f"{enough} workflows")
+                wait_for(lambda enough=enough: delivered(enough), f"{enough} workflows", seconds=180)
             server.kill()
             server.start()
         runs = asyncio.run(server.runs())
