@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -88,6 +89,8 @@ class NatsConnection:
         self._count = 0
         self._read = answer_reader(stream, None)
         self._sent: dict[str, Sent] = {}  # by the inbox of its answer
+        self._refusals = Counter[str]()  # of messages that have not ended, by subject in small letters
+        self._comparing: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._checked_until = 0.0
         self._checking: asyncio.Task[None] | None = None
@@ -210,6 +213,8 @@ class NatsConnection:
     async def _answered(self, message: Msg) -> None:
         if message.subject in self._sent:
             self._end(message.subject, self._read(message.headers, message.data))
+            if self._refusals:
+                self._compare_soon()
 
     async def _lost(self) -> None:
         for reply in list(self._sent):
@@ -218,12 +223,32 @@ class NatsConnection:
     async def _reported(self, error: Exception) -> None:
         """A server that forbids a subject says so here, and sends no answer. What else comes here, methods raise as well."""
         found = REFUSED_SUBJECT.search(str(error))
-        refused = "" if found is None else found[1]
-        alike = {subject for subject, *_ in self._sent.values() if subject.lower() == refused}
-        if alike == {refused}:
-            reason = f"the server's permissions forbid to publish to {refused!r}"
-            for reply in [reply for reply, (subject, *_) in self._sent.items() if subject == refused]:
-                self._end(reply, Deferred(reason, cooldown=True))
+        if found is not None:
+            self._refusals[found[1]] += 1
+            self._compare_soon()
+
+    def _compare_soon(self) -> None:
+        """At most once in each turn of the event loop."""
+        if self._comparing is None:
+            self._comparing = self._loop.call_soon(self._end_refused)
+
+    def _end_refused(self) -> None:
+        """End the messages of a refused subject when no other one of this subject is in flight.
+
+        The server reports each refusal, but not of which message. It may have taken an earlier one with the same subject.
+        """
+        self._comparing = None
+        if self._unanswered:  # the refusals of the sends that were cancelled come too
+            return
+        in_flight = defaultdict[str, list[tuple[str, str]]](list)
+        for reply, (subject, *_) in self._sent.items():
+            in_flight[subject.lower()].append((reply, subject))
+        for refused, count in list(self._refusals.items()):
+            if count >= len(in_flight[refused]):
+                del self._refusals[refused]
+                for reply, subject in in_flight[refused]:
+                    reason = f"the server's permissions forbid to publish to {subject!r}"
+                    self._end(reply, Deferred(reason, cooldown=True))
 
 
 def unpublished(error: Exception) -> Outcome:
