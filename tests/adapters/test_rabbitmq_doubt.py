@@ -3,9 +3,11 @@
 import asyncio
 from uuid import uuid4
 
+from support.daemons import wait_for
+from support.fake_broker import HANG
 from support.fake_rabbitmq import FORBIDDEN, FakeRabbitMq
 
-from dispatchers import Deferred, Delivered, Delivery, Outcome
+from dispatchers import Deferred, Delivered, Delivery, Outcome, Unknown
 from dispatchers.adapters import RabbitMqAdapter
 
 
@@ -32,6 +34,30 @@ def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
     assert isinstance(first, Delivered)
     assert deferred
     assert [key for key in deferred if key.encode() in received] == []
+
+
+def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
+    """The server has taken the first one and not confirmed it yet. The last of them to end is no exception."""
+    server = FakeRabbitMq()
+    server.start()
+
+    async def run() -> list[Outcome]:
+        adapter = RabbitMqAdapter(f"amqp://127.0.0.1:{server.port}", exchange="shop")
+        await _sent(adapter, "ck1_first")
+        server.behave({"publish": HANG})
+        sends = [asyncio.create_task(_sent(adapter, "ck1_taken"))]
+        await asyncio.to_thread(wait_for, lambda: len(server.requests) == 2, "the server has the second message")
+        server.behave({"publish": FORBIDDEN})
+        outcomes = await asyncio.gather(*sends, _sent(adapter, "ck1_refused"))
+        await adapter.aclose()
+        return list(outcomes)
+
+    try:
+        outcomes = asyncio.run(run())
+    finally:
+        server.stop()
+
+    assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
 
 
 async def _sent(adapter: RabbitMqAdapter, key: str) -> Outcome:

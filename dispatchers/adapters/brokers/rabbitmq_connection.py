@@ -41,6 +41,7 @@ class RabbitMqConnection:
         self._alone = asyncio.Lock()
         self._has_confirmed = False
         self._in_flight = 0
+        self._lost_with: int | None = None  # how many messages were in flight when the channel was refused
         self._unanswered = False
 
     async def open(self) -> None:
@@ -104,8 +105,7 @@ class RabbitMqConnection:
         except ChannelInvalidStateError:  # the channel ended while the message waited for those before it to be written
             return Deferred("nothing was sent: the channel was lost")
         except (ChannelAccessRefused, ChannelNotFoundEntity) as error:
-            reason = f"the exchange {self._exchange!r}: {type(error).__name__}"
-            return Deferred(reason, cooldown=True) if self._in_flight == 1 else Unknown(reason, cooldown=True)
+            return self._channel_refused(type(error).__name__)
         except FAILURES as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 self._unanswered = True  # perhaps it is cut off from the others: the next send connects again
@@ -115,6 +115,14 @@ class RabbitMqConnection:
             self._in_flight -= 1
         self._has_confirmed = True
         return Delivered()
+
+    def _channel_refused(self, error: str) -> Outcome:
+        """The server has ended the channel because of one message. It does not say which, and may have stored the others."""
+        if self._lost_with is None:  # the others end after this one, and `_in_flight` counts down
+            self._lost_with = self._in_flight
+        reason = f"the exchange {self._exchange!r}: {error}"
+        is_surely_this = self._lost_with == 1 and not self._unanswered
+        return Deferred(reason, cooldown=True) if is_surely_this else Unknown(reason, cooldown=True)
 
     def _refused(self) -> Outcome:
         """A negative confirmation: a full queue with `overflow: reject-publish`, or a failure of the queue."""
