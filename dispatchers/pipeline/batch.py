@@ -27,11 +27,10 @@ class Unanswered(NamedTuple):
 
 
 class Batch:
-    """trace: begins a span for each entry. None of them is current while the adapter works, which serves all of them.
+    """end: called once for each entry, with its outcome and its transition. Without a transition the lease must expire.
 
-    end: called once for each entry, with its outcome and its transition. Without a transition the lease must expire.
-
-    began: when the adapter is called, by the process's clock.
+    began: when the adapter is called, by the process's clock. trace: begins a span for each entry. None of them is current in the
+    adapter, which sends all of them.
     """
 
     def __init__(
