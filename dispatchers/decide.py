@@ -72,16 +72,14 @@ def plan(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float, *, e
     return Send(before=last_safe_send(entry.in_doubt_since, memory))
 
 
-def leave(entry: ClaimedEntry, reason: str) -> Settle | MarkUncertain | Release:
+def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
     """The transition of an entry that this process does not serve. Other processes may serve it.
 
     This process carries out only an operator's cancellation that no other process has carried out for a long time. A claim
     includes cancelled entries, so the entry is due again a moment later, not at once.
     """
     known = entry.outcome.known
-    if known is not None and is_left_alone(known, entry.leased_at):
-        if _is_cancelled_in_doubt(entry, known):
-            return _uncertain(entry, entry.attempts, CANCELLED_IN_DOUBT)
+    if known is not None and is_left_alone(known, entry.leased_at) and not _is_cancelled_in_doubt(entry, known):
         return Settle("cancelled", entry.attempts, reason=known.reason, decided=True)
     return Release(reason, timedelta(0) if known is None else CANCELLED_DELAY, shown=True)
 
