@@ -188,7 +188,8 @@ class Invariants(Truth):
 
     def _check_repetition(self, send: Send, trace: Trace) -> None:
         id, service = send.claimed.id, send.service
-        counted = [each for each in trace.sends[trace.sends_before :] if not each.harmless]
+        since = trace.sends[trace.sends_before :]
+        counted = [each for each in since if not each.harmless and self.restore.is_countable(each)]
         self.require(len(counted) < service.attempts_max, id, "sent more often than allowed")
         earlier = list(self._maybe_executed(trace, send.claimed.key_epoch))
         self.require(all(each.form == send.form for each in earlier), id, "sent again in another form")

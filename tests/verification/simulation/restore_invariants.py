@@ -8,7 +8,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from dispatchers.transitions import ClaimedEntry
-from simulation.trace import Trace, Truth
+from simulation.trace import Send, Trace, Truth
 
 
 class RestoreInvariants:
@@ -17,6 +17,7 @@ class RestoreInvariants:
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
         self._is_set_back = False
+        self._set_back_at = 0.0
         self._kept: dict[UUID, Trace] = {}
 
     def backup(self) -> None:
@@ -25,6 +26,7 @@ class RestoreInvariants:
     def restored(self) -> None:
         self._truth.note("the database is set back")
         self._is_set_back = True
+        self._set_back_at = self._truth.world.now
         for id, trace in self._truth.traces.items():
             kept = self._kept.get(id, Trace())
             trace.lease, trace.deliveries, trace.reported = kept.lease, kept.deliveries, copy(kept.reported)
@@ -47,6 +49,10 @@ class RestoreInvariants:
         for send in trace.sends:
             if send.claimed.key_epoch >= epoch:
                 send.harmless = send.too_late = send.is_forgotten = True
+
+    def is_countable(self, send: Send) -> bool:
+        """Whether a dispatcher can count it: not if a restore took its claim, a moment before it was sent."""
+        return self._truth.instant(send.claimed.leased_at) >= self._set_back_at
 
     def resumed(self) -> None:
         self._truth.note("an operator resumes")
