@@ -17,6 +17,8 @@ from dispatchers.testing.conformance import ENTRY
 from outbox import ConfigurationError, inboxes
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 7, 20
+MSG_SIZE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
 
 
 @pytest.fixture
@@ -116,6 +118,18 @@ def test_a_fatal_error_ends_one_producer_and_not_the_adapter(kafka: FaultyKafka)
 
     assert [type(outcome) for outcome in outcomes] == [Unknown, Delivered]
     assert [event_id(record) for record in kafka.records] == ["ck1_b"]
+
+
+@pytest.mark.parametrize("first", [REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND])
+@pytest.mark.parametrize("then", [MSG_SIZE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED])
+def test_a_repetition_that_is_refused_leaves_the_record_in_doubt(kafka: FaultyKafka, first: int, then: int) -> None:
+    """With the first answer the broker has appended the record, and librdkafka repeats the request."""
+    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    kafka.behave((first, then))
+
+    (outcome,) = send(adapter, delivery())
+
+    assert isinstance(outcome, Unknown)
 
 
 def test_what_cannot_be_sent_in_time_is_not_sent(kafka: FaultyKafka) -> None:

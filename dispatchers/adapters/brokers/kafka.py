@@ -91,6 +91,7 @@ class KafkaAdapter(PlacesAdapter):
         self._settings = {
             "log_level": 2,  # its outcomes report what is wrong; librdkafka writes to stderr
             "partitioner": "murmur2_random",
+            "retry.backoff.ms": 1000,  # a refusal that comes earlier cannot be the answer to a repetition
             **(settings or {}),
             "bootstrap.servers": bootstrap_servers,
             "enable.idempotence": True,

@@ -59,14 +59,15 @@ def unreachable(error: KafkaError) -> Outcome:
     return Deferred(f"nothing was sent, no connection: {name_of(error)}", cooldown=error.code() in REFUSED_FOR_ALL)
 
 
-def not_delivered(error: KafkaError, *, was_disturbed: bool) -> Outcome:
+def not_delivered(error: KafkaError, *, may_be_repeated: bool) -> Outcome:
     """The outcome for a record that librdkafka reports as failed.
 
-    was_disturbed: a connection failed since the record was queued. Then the last answer may be the answer to a repetition, and
-        the broker may have appended the record before. librdkafka's Python client does not report which.
+    may_be_repeated: this may be the answer to a repetition, after a failed connection or after an answer such as
+        NOT_ENOUGH_REPLICAS_AFTER_APPEND. The broker may have appended the record before. librdkafka's Python client does not
+        report which.
     """
     reason = name_of(error)
-    if was_disturbed or error.fatal():
+    if may_be_repeated or error.fatal():
         return Unknown(reason)
     if error.code() in REJECTED:
         return Rejected(reason)

@@ -16,6 +16,7 @@ from dispatchers.delivery import Deferred, Outcome
 
 POLL_SECONDS: Final = 0.05  # how long closing may wait for the thread
 DOWN_SHARE: Final = 4  # a check that finds all brokers down ends after this part of its time
+RETRY_JITTER: Final = 0.2  # of librdkafka: a repetition leaves that part of its backoff earlier or later
 FRESH_SECONDS: Final = 1.0  # how long an answer proves that the brokers of a topic are there
 
 
@@ -44,6 +45,8 @@ class RunningProducer:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.is_broken = False
         self._disturbed_at = -math.inf
+        backoff = min(float(settings.get("retry.backoff.ms", 100)), float(settings.get("retry.backoff.max.ms", 1000)))
+        self._repeats_after = (1 - RETRY_JITTER) * backoff / 1000
         self._is_down = False
         self._last_error: KafkaError | None = None
         self._answered_at: dict[str, float] = {}
@@ -138,7 +141,8 @@ class RunningProducer:
             return delivered(topic, message.partition(), message.offset())
         self._answered_at.clear()
         self.is_broken |= error.fatal()
-        return not_delivered(error, was_disturbed=self._disturbed_at >= began)
+        may_be_repeated = self._disturbed_at >= began or monotonic() - began >= self._repeats_after
+        return not_delivered(error, may_be_repeated=may_be_repeated)
 
     def _note_answer(self, topic: str) -> None:
         self._is_down, self._last_error = False, None
