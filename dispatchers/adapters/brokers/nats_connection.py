@@ -127,7 +127,7 @@ class NatsConnection:
 
     @property
     def is_awaited(self) -> bool:
-        return bool(self._sent)
+        return bool(self._sent) or self._checking is not None
 
     @property
     def is_checked(self) -> bool:
