@@ -5,10 +5,13 @@ import pytest
 from dispatchers import Deferred, Delivered, Unknown
 from dispatchers.adapters.brokers.nats_answers import answer_reader
 
+ACCOUNT_LIMITS, SERVER_LIMITS = 10002, 10023
 
+
+@pytest.mark.parametrize("code", [ACCOUNT_LIMITS, SERVER_LIMITS])
 @pytest.mark.parametrize(("replicas", "outcome"), [(1, Deferred), (3, Unknown), (None, Unknown)])
-def test_a_server_without_room_leaves_doubt_only_with_replicas(replicas: int | None, outcome: type) -> None:
-    data = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"},"stream":"ORDERS","seq":0}'
+def test_a_server_without_room_leaves_doubt_only_with_replicas(code: int, replicas: int | None, outcome: type) -> None:
+    data = b'{"error":{"code":503,"err_code":%d,"description":"no room"},"stream":"ORDERS","seq":0}' % code
 
     found = answer_reader("ORDERS", replicas)(None, data)
 

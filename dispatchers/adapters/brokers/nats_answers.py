@@ -16,14 +16,15 @@ NO_RESPONDERS: Final = "503"
 REJECTED: Final = frozenset({10054, 10097})
 """The message is larger than the stream allows; so are its headers."""
 
-DEFERRED: Final = frozenset({10002, 10039, 10053, 10059, 10060, 10076, 10109, 10118, 10194})
-"""Checked before a message is stored: the account's and the stream's limits, JetStream not enabled, another stream than expected,
-a sealed or an offline stream. Source: nats-server, server/errors.json; processClusteredInboundMsg in jetstream_cluster.go."""
+DEFERRED: Final = frozenset({10039, 10053, 10059, 10060, 10076, 10109, 10118, 10194})
+"""Checked before a message is stored: the stream's limits, JetStream not enabled, another stream than expected, a sealed or an
+offline stream. Source: nats-server, server/errors.json; processClusteredInboundMsg in jetstream_cluster.go."""
 
 IN_PROCESS: Final = 10158
-NO_ROOM: Final = 10023
-"""The server has reached its limit of stored bytes. It checks this before it proposes a message to the replicas. An older one
-does so afterwards too. Source: processClusteredInboundMsg in jetstream_cluster.go, processJetStreamMsg in stream.go."""
+NO_ROOM: Final = {10002: "the account has reached its limits", 10023: "the server has no room"}
+"""Limits of stored bytes. A server checks them before it proposes a message to the replicas. An older one checks them afterwards
+too: it drops the message, and the replicas keep it. Source: processClusteredInboundMsg in jetstream_cluster.go,
+processJetStreamMsg in stream.go; seen with nats-server 2.9.10."""
 STORE_FAILED: Final = 10077
 SUBJECT_FULL: Final = "maximum messages per subject exceeded"
 FULL: Final = (
@@ -90,8 +91,8 @@ def _refused(code: int, description: str, replicas: int | None) -> Outcome:
         return Rejected(f"{reason}: the message or its headers are larger than the stream allows")
     if code == STORE_FAILED and description in FULL:
         return Deferred(f"{reason}: the stream is full", cooldown=description != SUBJECT_FULL)
-    if code == NO_ROOM:
-        reason = f"{reason}: the server has no room"
+    if code in NO_ROOM:
+        reason = f"{reason}: {NO_ROOM[code]}"
         return Deferred(reason, cooldown=True) if replicas == 1 else Unknown(reason, cooldown=True)
     return Deferred(reason) if code in DEFERRED else Unknown(reason)
 
