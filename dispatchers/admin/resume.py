@@ -4,10 +4,11 @@ Every send that the database forgot was claimed after the last identity that sur
 which an entry may be sent again counts from there; whatever its row says, nothing of it is known to have failed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
@@ -33,6 +34,9 @@ ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "`outbox resume --after-restore` is running: run it again if it was interrupted"
 FOREIGN = "it belongs to another env: the deployment that this database was copied from may send it too"
 NO_ID = UUID(int=0)
+
+Transact: TypeAlias = Callable[[Callable[[Connection], Any]], Any]
+"""Runs a piece of work in a transaction of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +67,54 @@ class Resumed:
     suspended: int
 
 
-def resume(engine: Engine, tables: Tables, decision: OperatorDecision) -> Resumed:
+def resume(
+    engine: Engine,
+    tables: Tables,
+    decision: OperatorDecision,
+    repeated: Callable[[Transact], Transact] = lambda once: once,
+) -> Resumed:
     """Let the dispatchers resume, in short transactions. Call it again if it was interrupted: it continues.
 
     It also works when nothing is suspended: an operator may know of a restore that was not detected. Raises, with nothing
     written, `InvalidValue`, and `ConfigurationError` if the database belongs to another env than the one that is named to be
     adopted from.
+    repeated: wraps the function that runs one transaction, to run it again after a conflict.
     """
     check_decision(decision.actor, decision.reason)
     if not decision.reason.strip():
         raise InvalidValue("reason", decision.reason, "must say what happened to the database; it is recorded")
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
-    with engine.begin() as connection:
+
+    @repeated
+    def transact(work: Callable[[Connection], Any]) -> Any:
+        with engine.begin() as connection:
+            return work(connection)
+
+    def begin(connection: Connection) -> datetime:
         _require_owner(connection, tables, decision)
         since = _since(connection, tables, decision)
         identity, _ = read_identity(connection, tables)
         suspend(connection, tables, identity, RESUMING)
+        return since
+
+    def change(connection: Connection, ids: Sequence[UUID], since: datetime) -> tuple[int, int]:
+        foreign = _foreign(connection, tables, ids, decision.env)
+        doubted = _doubt(connection, tables, foreign if decision.nothing_lost else ids, since, decision)
+        return doubted, _suspend(connection, tables, foreign)
+
+    since = transact(begin)
     doubted = suspended = 0
-    for ids in _batches(engine, tables):
-        with engine.begin() as connection:
-            foreign = _foreign(connection, tables, ids, decision.env)
-            doubted += _doubt(connection, tables, foreign if decision.nothing_lost else ids, since, decision)
-            suspended += _suspend(connection, tables, foreign)
-    _resume_sending(engine, tables, decision, doubted + suspended)
+    for ids in _batches(transact, tables):
+        more_doubted, more_suspended = transact(partial(change, ids=ids, since=since))
+        doubted += more_doubted
+        suspended += more_suspended
+    reads_server = transact(lambda connection: can_read_server(connection, tables))
+    transact(
+        partial(
+            _resume_sending, tables=tables, decision=decision, reads_server=reads_server, changed=doubted + suspended
+        )
+    )
     return Resumed(since=None if decision.nothing_lost else since, doubted=doubted, suspended=suspended)
 
 
@@ -120,15 +148,16 @@ def _since(connection: Connection, tables: Tables, decision: OperatorDecision) -
     return since
 
 
-def _batches(engine: Engine, tables: Tables) -> Iterator[Sequence[UUID]]:
-    after, id = NO_ID, tables.queue.c.id
-    while True:
-        with engine.begin() as connection:
-            ids = connection.execute(select(id).where(id > after).order_by(id).limit(ROWS_MAX)).scalars().all()
-        if not ids:
-            return
+def _batches(transact: Transact, tables: Tables) -> Iterator[Sequence[UUID]]:
+    after = NO_ID
+    while ids := transact(partial(_ids, tables=tables, after=after)):
         yield ids
         after = ids[-1]
+
+
+def _ids(connection: Connection, tables: Tables, after: UUID) -> Sequence[UUID]:
+    id = tables.queue.c.id
+    return connection.execute(select(id).where(id > after).order_by(id).limit(ROWS_MAX)).scalars().all()
 
 
 def _doubt(
@@ -176,25 +205,24 @@ def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) ->
     return connection.execute(update(queue).where(unsuspended).values(suspended_reason=FOREIGN, due_at=NEVER)).rowcount
 
 
-def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision, changed: int) -> None:
+def _resume_sending(
+    connection: Connection, tables: Tables, decision: OperatorDecision, *, reads_server: bool, changed: int
+) -> None:
     """Store a new identity, and who resumed and why: with this commit the dispatchers resume."""
-    with engine.begin() as connection:
-        reads_server = can_read_server(connection, tables)
-    with engine.begin() as connection:
-        guard(connection)
-        now = read_server(connection, tables, decision.env, reads_server=reads_server)
-        row = connection.execute(select(tables.meta)).one()
-        resumed_at = later_resume(now.checked_at, row.resumed_at)
-        identity = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
-        on_record = {"suspended_reason": None, "resumed_by": decision.actor, "resumed_reason": decision.reason}
-        connection.execute(update(tables.meta).values(values_of(identity) | on_record))
-        write_audit(
-            connection,
-            tables,
-            actor=decision.actor,
-            action="resume_after_restore",
-            kind="database",
-            target=decision.env,
-            reason=decision.reason,
-            count=changed,
-        )
+    guard(connection)
+    now = read_server(connection, tables, decision.env, reads_server=reads_server)
+    row = connection.execute(select(tables.meta)).one()
+    resumed_at = later_resume(now.checked_at, row.resumed_at)
+    identity = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
+    on_record = {"suspended_reason": None, "resumed_by": decision.actor, "resumed_reason": decision.reason}
+    connection.execute(update(tables.meta).values(values_of(identity) | on_record))
+    write_audit(
+        connection,
+        tables,
+        actor=decision.actor,
+        action="resume_after_restore",
+        kind="database",
+        target=decision.env,
+        reason=decision.reason,
+        count=changed,
+    )

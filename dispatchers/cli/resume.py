@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connections import deciding
+from dispatchers.cli.connections import deciding, repeated_after_conflicts
 from dispatchers.cli.output import answer, clean, one_of_several
 from dispatchers.cli.over_databases import decision_options, over_databases
 
@@ -94,7 +94,8 @@ def _resume_all(target: options.Target, **decided: Any) -> None:
 
     with deciding(target) as (connection, tables):
         engine = connection.engine
-    resumed = admin_resume.resume(engine, tables, admin_resume.OperatorDecision(**decided))
+    decision = admin_resume.OperatorDecision(**decided)
+    resumed = admin_resume.resume(engine, tables, decision, repeated_after_conflicts)
     answer(resumed, "\n".join(_lines(resumed)))
 
 

@@ -173,6 +173,18 @@ def test_maintenance_repeats_the_batch_that_met_a_conflict(portable: Database, o
     assert counted["deleted"]["entries"] == 3
 
 
+def test_a_resume_counts_what_it_changed_before_a_conflict(portable: Database, ob: outbox.Outbox) -> None:
+    put(portable, ob, count=3)
+    resume = ("resume", "--after-restore", "--since", "1h", "--env", "test")
+
+    with before_statement("UPDATE outbox_meta SET environment", touching(portable, TABLES.meta, "number")) as failed:
+        printed = succeeded(*resume, *REASON, database=portable)
+
+    assert len(failed) == 1
+    assert "3 more entries count as maybe sent" in printed
+    assert [row.count for row in portable.rows(TABLES.audit)] == [3]
+
+
 def test_a_transaction_that_was_repeated_is_not_repeated_with_its_command(
     portable: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
