@@ -35,6 +35,8 @@ _LATE = "the server did not answer in time"
 _UNKNOWN = "the user or the database does not exist"
 _NO_SOCKET = "the server's socket does not exist"
 _CLOSED = "the connection was closed"
+_MISNAMED = "a parameter of the URL does not exist"
+_INVALID = "a value in the URL is invalid"
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],
     "performing authentication": "the driver cannot understand the server's part of the authentication",
@@ -47,9 +49,13 @@ _PHRASES = {
     **dict.fromkeys(("name resolution", "nodename nor servname"), _UNRESOLVED),
     **dict.fromkeys(("unreachable", "no route"), "the host is unreachable"),
     **dict.fromkeys(("timeout expired", "timed out"), _LATE),
+    **dict.fromkeys(("invalid connection option", "unrecognized configuration parameter"), _MISNAMED),
+    **dict.fromkeys(("connection is bad: invalid", "invalid integer value", "bad value for"), _INVALID),
+    "invalid value for parameter": _INVALID,
     "certificate": "TLS failed",
     "does not exist": _UNKNOWN,  # libpq gives no SQLSTATE for this error
     "no such file": _NO_SOCKET,
+    "unable to open database file": "the file of the database cannot be opened",
     **dict.fromkeys(("closed", "reset", "terminat", "eof"), _CLOSED),
 }
 """Phrases in the connection errors of libpq, asyncpg and the operating system, with our text for each."""
@@ -62,7 +68,7 @@ _CLASSES: dict[type[BaseException], str] = {
     builtins.TimeoutError: _LATE,
 }
 
-_HOPELESS = (_CAUSES["28P01"], _CAUSES["28000"], _CAUSES["3D000"], _UNKNOWN)
+_HOPELESS = (_CAUSES["28P01"], _CAUSES["28000"], _CAUSES["3D000"], _UNKNOWN, _MISNAMED, _INVALID)
 
 
 def cause_of(error: BaseException) -> str:
@@ -130,7 +136,7 @@ def is_outage(error: Exception) -> bool:
 
 
 def ends_by_itself(error: Exception) -> bool:
-    """Whether an outage may end without a change: not with a wrong user or password, or if the database does not exist."""
+    """Whether an outage may end without a change: not with a wrong URL, user or password, or if the database does not exist."""
     cause = cause_of(error)
     return is_outage(error) and not any(cause.startswith(hopeless) for hopeless in _HOPELESS)
 

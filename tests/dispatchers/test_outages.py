@@ -70,6 +70,23 @@ def test_the_cause_is_logged_without_names_and_secrets(
     assert is_passing(error) or not waits
 
 
+@pytest.mark.parametrize(
+    ("query", "cause"),
+    [
+        ({"sslmod": "require"}, "a parameter of the URL does not exist"),
+        ({"options": "-cabsent=1"}, "a parameter of the URL does not exist"),
+        ({"sslmode": "requird"}, "a value in the URL is invalid"),
+        ({"connect_timeout": "abc"}, "a value in the URL is invalid"),
+        ({"options": "-cwork_mem=x"}, "a value in the URL is invalid"),
+    ],
+)
+def test_a_misspelt_url_is_named_and_not_waited_for(postgresql: Database, query: dict[str, str], cause: str) -> None:
+    error = asyncio.run(error_of(postgresql.url.update_query_dict(query)))
+
+    assert cause_of(error).startswith(cause)
+    assert not ends_by_itself(error)
+
+
 def closed_because(cause: Exception | None, context: Exception | None = None) -> Exception:
     """As asyncpg raises it, wrapped by SQLAlchemy."""
     driver = ConnectionResetError("closed in the middle of operation")
