@@ -1,6 +1,7 @@
 """Short transactions that the outbox begins itself, on the app's engine or sessionmaker.
 
-At SERIALIZABLE the server may end any of them in favour of another one, perhaps of another request: so they are repeated.
+At SERIALIZABLE, and on a Galera cluster, the server may end any of them in favour of another one, perhaps of another request: so
+they are repeated.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError
 from outbox.session import AsyncSessionLike
-from outbox.sql.dialect import SERIALIZATION_FAILURE, sqlstate
+from outbox.sql.dialect import CONFLICTS, sqlstate
 from outbox.startup_checks import AsyncEngineLike
 
 Result = TypeVar("Result")
@@ -97,4 +98,4 @@ def _pauses() -> Iterator[float]:
 
 def _is_conflict(error: Exception) -> bool:
     """Whether the server ended the transaction in favour of another one, also where `claim_key` calls that KeyInFlight."""
-    return SERIALIZATION_FAILURE in (sqlstate(getattr(each, "orig", None)) for each in (error, error.__cause__))
+    return any(sqlstate(getattr(each, "orig", None)) in CONFLICTS for each in (error, error.__cause__))
