@@ -32,7 +32,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.sql.connections import require_connection
-from outbox.sql.mariadb_errors import state_of
+from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of, state_of
 from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX
@@ -327,7 +327,8 @@ def lost_savepoint(error: DBAPIError) -> bool:
     """Whether a savepoint could not be released: a statement in it had failed, or its transaction was ended without SQLAlchemy,
     for example by a ROLLBACK as text. SQLAlchemy then treats the savepoint as ended, and does not roll back to it.
     """
-    return sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
+    is_missing = number_of(error.orig) == SAVEPOINT_MISSING  # also where `sqlstate` is that of an earlier error
+    return is_missing or sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
 
 
 def is_aborted(connection: Connection) -> bool:

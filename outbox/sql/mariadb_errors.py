@@ -10,6 +10,7 @@ DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 OUTSIDE_CLUSTER = "08S01"
 LOCK_WAIT_TIMEOUT = 1205
+SAVEPOINT_MISSING = 1305
 PROCESS_MISSING = 1227
 
 _STATES = MappingProxyType(
@@ -17,7 +18,7 @@ _STATES = MappingProxyType(
         LOCK_WAIT_TIMEOUT: "55P03",  # a row's lock was not free in time: only the statement is undone
         1213: "40P01",  # a deadlock, or on Galera a conflict at the commit: the server has undone the whole transaction
         1020: "40001",  # another transaction has changed the row since this one's snapshot (innodb_snapshot_isolation)
-        1305: "3B001",  # no such savepoint: the server ended its transaction
+        SAVEPOINT_MISSING: "3B001",  # no such savepoint: the server ended its transaction
         1062: "23505",  # a duplicate
         4025: "23514",  # a CHECK
         **dict.fromkeys((1048, 1364), "23502"),  # NULL, or nothing, in a column that is NOT NULL
@@ -86,5 +87,12 @@ def leaves_cluster(error: BaseException | None) -> bool:
 
 
 def state_of(error: BaseException | None) -> str | None:
-    """The SQLSTATE that PostgreSQL has for such an error; "HY000" for a number that is not listed. None for other errors."""
+    """The SQLSTATE that PostgreSQL has for such an error; "HY000" for a number that is not listed. None for other errors.
+
+    After an error that undoes the whole transaction, SQLAlchemy's rollback to a savepoint fails too, and this second error is
+    raised. Then the result is the SQLSTATE of the first one.
+    """
+    if number_of(error) == SAVEPOINT_MISSING and error is not None:
+        before = getattr(error.__context__, "orig", None)
+        error = before if undoes_transaction(before) else error
     return _STATES.get(number_of(error) or 0, "HY000") if is_of_server(error) else None

@@ -13,11 +13,13 @@ from support.database import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order, 
 
 import outbox
 from outbox import migrations
-from outbox.errors import ConfigurationError, NoTransaction, SchemaError
+from outbox.errors import ConfigurationError, NoTransaction, RequestUndone, SchemaError
+from outbox.http.transaction import undone_by_conflict
 from outbox.sql import mariadb_settings
-from outbox.sql.dialect import database_now, is_passing, is_timeout, sqlstate
+from outbox.sql.dialect import DEADLOCK, database_now, is_passing, is_timeout, lost_savepoint, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import lock_ids, try_lock, wait_for_lock
+from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of
 from outbox.sql.schema import key_lock
 
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -268,6 +270,22 @@ def test_after_a_deadlock_nothing_more_is_enqueued_in_the_transaction(mariadb: D
     assert (sqlstate(error.orig), is_passing(error), is_timeout(error)) == ("40P01", True, True)
     assert len(mariadb.entries) == 1
     assert "lost" not in [order.customer for order in mariadb.orders]
+
+
+def test_a_deadlock_in_a_savepoint_is_a_conflict(mariadb: Database) -> None:
+    """SQLAlchemy raises the error of its rollback to the savepoint, which is gone."""
+    with (
+        pytest.raises(RequestUndone, match="in favour of another one") as caught,
+        undone_by_conflict(),
+        mariadb.begin() as session,
+        session.begin_nested(),
+    ):
+        raise deadlock(mariadb, session)
+
+    error = caught.value.__cause__
+    assert isinstance(error, sa.exc.OperationalError)
+    assert (number_of(error.orig), sqlstate(error.orig)) == (SAVEPOINT_MISSING, DEADLOCK)
+    assert (is_passing(error), lost_savepoint(error)) == (True, True)
 
 
 @pytest.mark.parametrize("owns_session", [False, True])
