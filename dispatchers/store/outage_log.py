@@ -37,6 +37,9 @@ _NO_SOCKET = "the server's socket does not exist"
 _CLOSED = "the connection was closed"
 _MISNAMED = "a parameter of the URL does not exist"
 _INVALID = "a value in the URL is invalid"
+_LOST = {"08001": "no connection to the server could be made", "08006": _CLOSED}
+"""Of MariaDB's drivers, if no exception of the operating system says more."""
+
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],
     "performing authentication": "the driver cannot understand the server's part of the authentication",
@@ -85,7 +88,9 @@ def cause_of(error: BaseException) -> str:
     for found in chain:
         if (cause := _by_class_or_text(found)) is not None:
             return f"{cause} ({_shown(found)})"
-    named = [original] if sqlstate(original) else chain
+    if (code := sqlstate(original) or "") in _LOST:
+        return f"{_LOST[code]} ({_shown(original)})"
+    named = [original] if code else chain
     return " from ".join(
         dict.fromkeys(map(_shown, named))
     )  # without repeats: SQLAlchemy's error has the name of the driver's

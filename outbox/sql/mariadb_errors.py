@@ -50,7 +50,8 @@ _STATES = MappingProxyType(
         1969: "57014",  # max_statement_time ran out
         1290: "25006",  # the server is read-only
         1792: "25006",
-        **dict.fromkeys((2002, 2003, 2006, 2013, 2014, 2055, 4031), "08006"),  # the connection is lost, or none was had
+        **dict.fromkeys((2002, 2003, 2005), "08001"),  # no connection was made; 2005: the host's name has no address
+        **dict.fromkeys((2006, 2013, 2014, 2055, 4031), "08006"),  # the connection is lost
     }
 )
 

@@ -1,0 +1,38 @@
+"""What a dispatcher makes of a MariaDB that it cannot reach."""
+
+import pytest
+import sqlalchemy as sa
+from support.mariadb_server import with_driver
+
+from dispatchers.store.outage_log import cause_of, ends_by_itself, is_outage
+
+DRIVERS = ("pymysql", "mysqldb")
+NO_CONNECTION = ("no connection to the server", "the connection is refused", "the host's name", "the server's socket")
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"host": "127.0.0.1", "port": 1},
+        {"host": "absent-host.invalid"},
+        {"query": {"unix_socket": "/absent-socket"}},
+    ],
+    ids=["refused", "dns", "socket"],
+)
+def test_a_server_that_is_not_there_yet_is_waited_for(driver: str, where: dict[str, object]) -> None:
+    url = with_driver(sa.URL.create("mariadb", "root", **where), driver)  # type: ignore[arg-type]
+
+    error = refusal(url)
+
+    assert cause_of(error).startswith(NO_CONNECTION)
+    assert is_outage(error)
+    assert ends_by_itself(error)
+
+
+def refusal(url: sa.URL) -> Exception:
+    if url.get_driver_name() == "mysqldb":
+        pytest.importorskip("MySQLdb", reason="mysqlclient is not installed")
+    with pytest.raises(sa.exc.DBAPIError) as raised:
+        sa.create_engine(url, poolclass=sa.NullPool).connect()
+    return raised.value
