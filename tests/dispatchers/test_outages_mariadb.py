@@ -1,7 +1,8 @@
-"""What a dispatcher makes of a MariaDB that it cannot reach."""
+"""What a dispatcher makes of a MariaDB that it cannot reach, or that does not admit its user: it waits, or says why not."""
 
 import pytest
 import sqlalchemy as sa
+from support.database import Database
 from support.mariadb_server import with_driver
 
 from dispatchers.store.outage_log import cause_of, ends_by_itself, is_outage
@@ -28,6 +29,26 @@ def test_a_server_that_is_not_there_yet_is_waited_for(driver: str, where: dict[s
     assert cause_of(error).startswith(NO_CONNECTION)
     assert is_outage(error)
     assert ends_by_itself(error)
+
+
+@pytest.mark.owner
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("option", ["IDENTIFIED VIA unix_socket", "ACCOUNT LOCK"])
+def test_a_user_that_the_server_does_not_admit_is_named_as_the_cause(
+    mariadb: Database, driver: str, option: str
+) -> None:
+    name = f"{mariadb.url.database}_refused"
+    with mariadb.observer.connect() as connection:
+        connection.exec_driver_sql(f"CREATE USER {name}@'%%' {option}")
+        connection.exec_driver_sql(f"CREATE USER {name}@localhost {option}")
+        try:
+            error = refusal(with_driver(mariadb.url.set(username=name), driver))
+        finally:
+            connection.exec_driver_sql(f"DROP USER {name}@'%%', {name}@localhost")
+
+    assert cause_of(error).startswith("the server does not admit this user")
+    assert is_outage(error)
+    assert not ends_by_itself(error)
 
 
 def refusal(url: sa.URL) -> Exception:
