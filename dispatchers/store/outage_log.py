@@ -17,7 +17,7 @@ AGAIN_SECONDS = (60.0, 900.0)  # until an outage is logged again: first this lon
 
 _CAUSES = {
     "08S01": "this Galera node is outside the cluster's majority, or is still receiving the cluster's state",
-    "08007": "this Galera node left the cluster during a COMMIT, so its result is unknown",
+    "08007": "the server had an error during a COMMIT, so its result is unknown; on Galera this node left the cluster",
     "28P01": "the password is refused",
     "28000": "the server does not admit this user, host or database",
     "3D000": "the database does not exist",

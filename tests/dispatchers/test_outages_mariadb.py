@@ -2,9 +2,12 @@
 
 import pytest
 import sqlalchemy as sa
-from support.database import Database
+from support.database import TABLES, Database
+from support.entries import claim, put, quota
 from support.mariadb_server import with_driver
 
+import outbox
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.outage_log import cause_of, ends_by_itself, is_outage
 
 DRIVERS = ("pymysql", "mysqldb")
@@ -49,6 +52,20 @@ def test_a_user_that_the_server_does_not_admit_is_named_as_the_cause(
     assert cause_of(error).startswith("the server does not admit this user")
     assert is_outage(error)
     assert not ends_by_itself(error)
+
+
+def test_an_error_at_a_commit_is_not_said_to_be_of_a_cluster_alone(mariadb: Database, ob: outbox.Outbox) -> None:
+    """A server without a cluster reports one if a claim meets a locked row while the session waits for no lock."""
+    put(mariadb, ob)
+    impatient = "SET tx_isolation = 'READ-COMMITTED', innodb_lock_wait_timeout = 0"
+    store = DatabaseStore(mariadb.new_engine(connect_args={"init_command": impatient}), ob.configuration)
+
+    with mariadb.engine.begin() as other:
+        other.execute(sa.select(TABLES.queue).with_for_update())
+        with pytest.raises(sa.exc.OperationalError) as raised:
+            claim(store, quota())
+
+    assert cause_of(raised.value).startswith("the server had an error during a COMMIT")
 
 
 def refusal(url: sa.URL) -> Exception:
