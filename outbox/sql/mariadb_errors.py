@@ -9,6 +9,7 @@ from types import MappingProxyType
 DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 OUTSIDE_CLUSTER = "08S01"
+LEFT_CLUSTER = "08007"
 LOCK_WAIT_TIMEOUT = 1205
 SAVEPOINT_MISSING = 1305
 PROCESS_MISSING = 1227
@@ -44,7 +45,7 @@ _STATES = MappingProxyType(
         1203: "53300",
         1226: "53400",
         1047: OUTSIDE_CLUSTER,  # Galera: this node is outside the majority, or has not received the cluster's state yet
-        1180: "08007",  # Galera: the node left the cluster during the COMMIT, whose result is unknown
+        1180: LEFT_CLUSTER,  # Galera: the node left the cluster during the COMMIT, whose result is unknown
         1053: "57P01",  # the server shuts down
         1927: "57P01",  # the connection was killed
         1317: "57014",  # the statement was killed
@@ -84,8 +85,8 @@ def undoes_transaction(error: BaseException | None) -> bool:
 
 
 def leaves_cluster(error: BaseException | None) -> bool:
-    """Whether the server is a node of a Galera cluster that is outside of it, and refuses every statement."""
-    return is_of_server(error) and state_of(error) == OUTSIDE_CLUSTER
+    """Whether the server is a node of a Galera cluster that is outside of it, or left it now, and refuses every statement."""
+    return is_of_server(error) and state_of(error) in (OUTSIDE_CLUSTER, LEFT_CLUSTER)
 
 
 def state_of(error: BaseException | None) -> str | None:
