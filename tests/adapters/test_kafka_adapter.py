@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
-from support.faulty_kafka import DELIVER, REFUSE, FaultyKafka, faulty_kafka
+from support.faulty_kafka import DELIVER, MSG_SIZE_TOO_LARGE, REFUSE, FaultyKafka, faulty_kafka
 
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import KafkaAdapter
@@ -18,7 +18,7 @@ from outbox import ConfigurationError, inboxes
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 7, 20
-MSG_SIZE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
+TOPIC_AUTHORIZATION_FAILED = 29
 
 
 @pytest.fixture
@@ -108,6 +108,23 @@ def test_an_entry_is_not_in_doubt_if_the_brokers_went_away_before_it(
 
     assert [type(outcome) for outcome in outcomes] == [Delivered, Deferred]
     assert outcomes[1].reason.startswith("nothing was sent")
+
+
+def test_records_that_are_too_large_together_are_sent_alone(kafka: FaultyKafka) -> None:
+    kafka.bytes_max = 1_000
+    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+
+    async def at_once() -> list[Outcome]:
+        await sent(adapter, delivery())
+        small = [delivery(f"ck1_{number}") for number in range(50)]
+        large = delivery("ck1_large", headers={"tracestate": "x" * 1_000})
+        return list(await asyncio.gather(*(sent(adapter, each) for each in (large, *small))))
+
+    large, *small = run(adapter, at_once())
+
+    assert large == Rejected("MSG_SIZE_TOO_LARGE")
+    assert {type(outcome) for outcome in small} == {Delivered}
+    assert len({event_id(record) for record in kafka.records}) == len(kafka.records) == 51
 
 
 def test_a_fatal_error_ends_one_producer_and_not_the_adapter(kafka: FaultyKafka) -> None:

@@ -4,6 +4,7 @@ The mock cluster speaks Kafka's protocol over loopback. It is no Kafka: it neith
 """
 
 import asyncio
+import math
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +15,7 @@ from uuid import uuid4
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
 PRODUCE, METADATA = 0, 3  # API keys
+MSG_SIZE_TOO_LARGE = 10
 HOST = b"127.0.0.1"
 DUPLICATE_SEQUENCE_NUMBER = 46
 
@@ -63,8 +65,10 @@ class FaultyKafka:
     """A topic of its own, reached through a relay. It treats the n-th produce request as the n-th of its `answers` says, and
     each later one as the last.
 
-    topics_asked: the requests for the topic's metadata.
+    topics_asked: the requests for the topic's metadata. bytes_max: of a produce request; a larger one is refused.
     """
+
+    bytes_max = math.inf
 
     def __init__(self) -> None:
         self.topic = f"orders-{uuid4().hex[:8]}"
@@ -156,6 +160,8 @@ class FaultyKafka:
                 continue
             answer = self.answers[min(self._produced, len(self.answers) - 1)]
             self._produced += 1
+            if len(frame) > self.bytes_max:
+                answer = MSG_SIZE_TOO_LARGE
             if isinstance(answer, int):
                 writer.write(framed(refusal(frame, answer)))
                 continue

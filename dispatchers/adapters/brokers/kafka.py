@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from dispatchers.adapters.brokers.kafka_answers import not_accepted
+from dispatchers.adapters.brokers.kafka_answers import PERHAPS_TOO_LARGE_TOGETHER, not_accepted
 from dispatchers.adapters.brokers.kafka_producer import Record, RunningProducer
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
@@ -98,7 +98,7 @@ class KafkaAdapter(PlacesAdapter):
             "acks": "all",
             "message.timeout.ms": int(self._message_seconds * 1000),
         }
-        self._producer: RunningProducer | None = None
+        self._producers: dict[bool, RunningProducer] = {}  # False: the usual one; True: it sends each record alone
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checks: dict[str, asyncio.Task[Outcome | None]] = {}
         self._try_settings()
@@ -111,8 +111,14 @@ class KafkaAdapter(PlacesAdapter):
             record = self._record(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
-        producer = self._running()
         latest = delivery.deadline - self._message_seconds - SCAN_SECONDS
+        outcome = await self._produced(record, latest)
+        if outcome in PERHAPS_TOO_LARGE_TOGETHER:
+            outcome = await self._produced(record, latest, alone=True)
+        return outcome
+
+    async def _produced(self, record: Record, latest: float, *, alone: bool = False) -> Outcome:
+        producer = self._running(alone)
         if not producer.is_proven(record.topic):
             refusal = await self._checked(producer, record.topic, latest)
             if refusal is not None:
@@ -130,8 +136,8 @@ class KafkaAdapter(PlacesAdapter):
 
     async def aclose(self) -> None:
         """Close the connections. You may use the adapter again afterwards."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
+        producers, self._producers = self._producers, {}
+        for producer in producers.values():
             await on_own_thread("outbox-kafka-close", producer.close)
         if self._checks and self._loop is asyncio.get_running_loop():
             await asyncio.wait(self._checks.values())
@@ -145,16 +151,18 @@ class KafkaAdapter(PlacesAdapter):
             [(name, value.encode()) for name, value in headers.items()],
         )
 
-    def _running(self) -> RunningProducer:
+    def _running(self, alone: bool) -> RunningProducer:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # tasks end with their event loop, and each `asyncio.run` creates a new one
             self._loop, self._checks = loop, {}
-        if self._producer is not None and self._producer.is_broken:
-            Thread(target=self._producer.close, name="outbox-kafka-close", daemon=True).start()
-            self._producer = None
-        if self._producer is None:
-            self._producer = RunningProducer(self._settings)
-        return self._producer
+        producer = self._producers.get(alone)
+        if producer is not None and producer.is_broken:
+            Thread(target=producer.close, name="outbox-kafka-close", daemon=True).start()
+            producer = None
+        if producer is None:
+            settings = {**self._settings, "batch.num.messages": 1} if alone else self._settings
+            producer = self._producers[alone] = RunningProducer(settings)
+        return producer
 
     async def _checked(self, producer: RunningProducer, topic: str, latest: float) -> Outcome | None:
         """Why nothing can be sent to the topic now, or None. All sends that need the answer wait for one check."""

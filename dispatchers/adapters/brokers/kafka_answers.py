@@ -85,3 +85,9 @@ def delivered(topic: str, partition: int | None, offset: int | None) -> Outcome:
 def name_of(error: Any) -> str:
     """The error's name alone: its text may quote addresses or the settings."""
     return str(error.name()) if isinstance(error, KafkaError) else type(error).__name__
+
+
+PERHAPS_TOO_LARGE_TOGETHER: Final = tuple(
+    Rejected(name_of(KafkaError(code))) for code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+)
+"""A broker's limits are for a whole batch, such as `max.message.bytes` of a topic: each record may be small enough alone."""
