@@ -343,6 +343,7 @@ class ClaimLoops:
                 raise exchange.error
         except BaseException as error:
             self._collector.outcomes.postpone(postponed, {entry.id for entry, _ in postponed})
+            self._collector.news.set()  # the other loop may wait for nothing else
             if not isinstance(error, CallbacksChanged):
                 raise
             await self._learn_callbacks()

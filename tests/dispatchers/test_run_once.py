@@ -1,8 +1,11 @@
-"""What becomes due again while `run_once` is at work is left for its next call, however late a group's claim comes."""
+"""`run_once` leaves what becomes due again for its next call, however late a group's claim comes, and ends if a loop fails."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
+import pytest
+import sqlalchemy as sa
 from support.database import Database
 from support.entries import dispatcher, put
 
@@ -48,3 +51,28 @@ def test_no_entry_is_sent_twice_in_one_call(database: Database, ob: outbox.Outbo
 
     assert settled == 4
     assert len({delivery.id for delivery in adapter.deliveries}) == len(adapter.deliveries) == 4
+
+
+def test_it_ends_if_the_database_fails_at_a_postponed_outcome(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other loop waits for the outcome of this one, and for nothing else."""
+    exchange = DatabaseStore.exchange
+
+    async def postponing(self: DatabaseStore, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        if not settlements:
+            return await exchange(self, settlements, request)
+        await asyncio.sleep(0.05)  # meanwhile the other loop begins to wait
+        if request is None:
+            raise sa.exc.OperationalError("settle", None, ConnectionRefusedError())
+        return Exchange(postponed=frozenset(entry.id for entry, _ in settlements))
+
+    monkeypatch.setattr(DatabaseStore, "exchange", postponing)
+    put(postgresql, ob)
+
+    async def main() -> None:
+        working = dispatcher(postgresql.engine, ob, adapters={"crm": MemoryAdapter()})
+        with pytest.raises(sa.exc.OperationalError):
+            await asyncio.wait_for(working.run_once(), 30)
+
+    asyncio.run(main())
