@@ -63,11 +63,11 @@ class Transactions:
             guard(connection, self.guards)
             return work(connection)
 
-        return await self.run_unguarded(guarded, what)
+        return await self.run_unguarded(guarded, what or "a query")
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work`, whose first statement must set the guards."""
-        silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"))
+        silence = Silence(self._engine, self._timeouts, what or "a query")
         working: asyncio.Future[Any]
         given_up: Callable[[], None]
         if self._async_engine is not None:

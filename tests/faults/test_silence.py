@@ -80,3 +80,17 @@ def test_silence_is_over_before_half_a_lease_is_gone() -> None:
         timeouts = Timeouts(timedelta(seconds=seconds))
         assert timeouts.report < timeouts.drop < timeouts.give_up < seconds / 2
         assert timeouts.report <= 15
+
+
+def test_the_log_of_a_silent_database_names_no_function(postgresql: Database, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(url: sa.URL) -> None:
+        working = Transactions(sa.create_engine(url), None, timedelta(seconds=2))
+        with pytest.raises(DatabaseSilent):
+            await working.run(lambda connection: None)
+        await working.close(dispose=True)
+
+    with relay(postgresql.url) as (carrying, url):
+        carrying.swallow()
+        asyncio.run(main(url))
+
+    assert "has not answered for 0.8 s (a query); after 1.6 s this process drops the connection" in caplog.text
