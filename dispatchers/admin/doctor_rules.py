@@ -235,7 +235,7 @@ def refused(check: str, text: str) -> Finding:
     meaning, remedy = {
         "schema": (
             "the processes of this release do not start",
-            "run `outbox db upgrade`, or the app's own migrations if they create these tables",
+            "what the finding says: it names what creates the tables, or the rights that this user lacks",
         ),
         "environment": (
             "a process with this OUTBOX_ENV refuses to start",

@@ -259,6 +259,15 @@ def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: out
     )
 
 
+def test_the_remedy_for_missing_tables_does_not_contradict_the_finding(database: Database, ob: outbox.Outbox) -> None:
+    """What creates a table depends on what created it before, and only the finding says that."""
+    without_a_table(database, ob)
+
+    (finding,) = examined(database)["findings"]
+
+    assert "outbox db upgrade" not in finding["remedy"]
+
+
 def test_an_outcome_that_cannot_be_parsed_is_counted_without_its_reason(database: Database, ob: outbox.Outbox) -> None:
     deploy(database, ob)
     with_a_misspelt_operation(database, ob)
