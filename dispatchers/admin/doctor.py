@@ -28,13 +28,12 @@ from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
-from outbox.sql.dialect import clock, sqlstate
+from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, clock, sqlstate
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
 
 CHECK_LIMITS = Guards(lock_wait=timedelta(seconds=1), statement=timedelta(seconds=5), silence=timedelta(seconds=30))
 
-INSUFFICIENT_PRIVILEGE = "42501"
 REASONS = {
     INSUFFICIENT_PRIVILEGE: "this role may not read it",
     "55P03": "another transaction has locked a table",

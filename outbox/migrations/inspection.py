@@ -3,10 +3,12 @@
 from collections.abc import Collection
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, bindparam, func, inspect, select, text
+from sqlalchemy.exc import DBAPIError
 
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
+from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.functions import database_functions
 from outbox.sql.places import place_of
 from outbox.sql.schema import key_lock, tables_of
@@ -26,14 +28,21 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
         revision = revision_of(connection, schema, prefix)
         missing = _missing(connection, schema, prefix)
         place = place_of(connection.engine)
+        hidden = _hidden(connection, schema, missing)
         theirs = revision is None and bool(_existing_tables(connection, schema, prefix))
     outdated = revision is not None and revision < head()
     if not missing and not outdated:
         return
+    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
+    if hidden:
+        raise SchemaError(
+            f"in the outbox's database {place} ({where}) this user may not read {', '.join(hidden)}: if they exist, give the user"
+            " the rights of `outbox db roles --dialect mariadb`; if not, create them as another user, with `outbox db upgrade` or"
+            " with the app's own Alembic"
+        )
     found = [f"is at revision {revision}, but this release needs {head()}"] if outdated else []
     found += [f"lacks {', '.join(missing)}"] if missing else []
     cure = _cure_of_theirs(prefix) if theirs else _cure(revision)
-    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
     raise SchemaError(f"the outbox's database {place} ({where}) {' and '.join(found)}: {cure}")
 
 
@@ -119,6 +128,25 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
             if connection.scalar(select(func.to_regprocedure(function.signature))) is None:
                 missing.append(f"function {prefix}{name}")
     return missing
+
+
+def _hidden(connection: Connection, schema: str | None, missing: Collection[str]) -> list[str]:
+    """Which of the missing tables MariaDB may only hide: it gives a user without rights the same error for each name, unless the
+    user has a right on the whole database.
+    """
+    if connection.dialect.name != "mariadb":
+        return []
+    return [name for name in missing if name.startswith("table ") and _is_refused(connection, schema, name[6:])]
+
+
+def _is_refused(connection: Connection, schema: str | None, name: str) -> bool:
+    try:
+        connection.execute(select(text("1")).select_from(Table(name, MetaData(), schema=schema)).limit(0))
+    except DBAPIError as error:
+        return sqlstate(error.orig) == INSUFFICIENT_PRIVILEGE
+    except SchemaError:
+        pass  # it does not exist
+    return False
 
 
 def _columns_of(connection: Connection, schema: str | None, names: Collection[str]) -> dict[str, set[str]]:

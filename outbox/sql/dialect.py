@@ -44,6 +44,7 @@ SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
 SERIALIZATION_FAILURE = "40001"  # a concurrent change is not in the snapshot of the transaction
 DEADLOCK = "40P01"  # one of the deadlocked transactions is ended
+INSUFFICIENT_PRIVILEGE = "42501"
 ABORTED = "25P02"  # a statement has failed, and only a rollback is possible
 SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # no such savepoint; no transaction at all
 TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # query_canceled, by statement_timeout

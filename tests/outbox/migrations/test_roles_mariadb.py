@@ -22,7 +22,7 @@ from dispatchers.admin.payloads import reveal
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
-from outbox.errors import InvalidValue
+from outbox.errors import InvalidValue, SchemaError
 from outbox.sql.dialect import sqlstate
 
 
@@ -231,6 +231,22 @@ def test_each_role_may_check_tables_that_migrations_made(mariadb: Database, name
     for kind in KINDS:
         migrations.check(as_role(kind).engine)
         assert migrations.current(as_role(kind).engine) == migrations.head()
+
+
+def test_tables_that_a_user_may_not_read_are_not_said_to_be_missing(mariadb: Database, as_role: As) -> None:
+    """The server does not show them to the user. An error would ask for tables that exist."""
+    stranger = as_role("app")
+    run(mariadb, f"SET DEFAULT ROLE NONE FOR {stranger.owners_url.username};\n")
+    run(mariadb, f"GRANT SELECT ON outbox_queue TO {stranger.owners_url.username};\n")
+
+    with pytest.raises(
+        SchemaError, match="this user may not read table outbox_entry, table outbox_settlement, "
+    ) as raised:
+        migrations.check(stranger.engine)
+
+    assert "outbox_queue" not in str(raised.value)
+    assert "the rights of `outbox db roles --dialect mariadb`" in str(raised.value)
+    assert "autogenerate" not in str(raised.value)
 
 
 def test_roles_of_another_database_are_refused_by_name() -> None:
