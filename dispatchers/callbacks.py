@@ -26,6 +26,7 @@ from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response
 from outbox.session import ClaimedParent, OpenClaim, state_of
 from outbox.sql.dialect import CONFLICTS, sqlstate
+from outbox.sql.mariadb_settings import was_undone
 from outbox.status import EntryStatus, entries_of_request
 
 
@@ -326,6 +327,11 @@ def require_intact(connection: Connection) -> None:
         raise CallbackError(
             "a callback must not roll back, and must not catch a failed flush without session.begin_nested(), because its"
             " transaction also settles the entry. Raise an exception instead: the dispatcher then calls the callback again"
+        )
+    if was_undone(connection):  # MariaDB would commit what came after
+        raise CallbackError(
+            "a callback caught a statement's error, such as a deadlock, after which MariaDB had undone its transaction: let the"
+            " error through, and the dispatcher calls the callback again"
         )
     try:
         connection.execute(select(1))
