@@ -27,6 +27,9 @@ LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 PAUSE_SECONDS = 0.02
 """Between two attempts on MariaDB. A server that waits itself counts in whole seconds, and ends a transaction for a deadlock."""
 
+DELETED_AT_ONCE = 1000
+"""MariaDB plans no use of the index for more than 32,000 values (optimizer_max_sel_arg_weight), and then refuses the DELETE."""
+
 
 @renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1", mariadb="1")
 class _TryLocking(FunctionElement[Any]):
@@ -141,7 +144,9 @@ def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> Non
     rows = [{"id": id} for id in sorted(set(ids))]
     if rows:
         connection.execute(_inserting(connection.dialect, table), rows)
-        connection.execute(deleting_by_index(connection.dialect, table.c.id), {"ids": [row["id"] for row in rows]})
+    for start in range(0, len(rows), DELETED_AT_ONCE):
+        page = [row["id"] for row in rows[start : start + DELETED_AT_ONCE]]
+        connection.execute(deleting_by_index(connection.dialect, table.c.id), {"ids": page})
 
 
 def certify(connection: Connection, tables: Tables, names: Collection[str], *, waits: bool = True) -> set[str]:

@@ -338,3 +338,11 @@ def test_a_missing_table_is_named_with_what_makes_it(mariadb: Database, ob: outb
         ob.idempotent(session, "k", scope="a", request=REQUEST).__enter__()
     with pytest.raises(SchemaError, match="lacks table outbox_key_lock"):
         migrations.check(mariadb.engine)
+
+
+def test_a_transaction_may_lock_very_many_ordering_keys(mariadb: Database) -> None:
+    """For so many ids in one statement the server would not use the index."""
+    with mariadb.engine.begin() as connection:
+        lock_ids(connection, TABLES, [uuid4() for _ in range(33_000)])
+
+    assert mariadb.rows(key_lock(TABLES)) == []
