@@ -20,10 +20,11 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.exc import DBAPIError
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
-from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, database_now, read_by_index, sqlstate
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables, is_open
 from outbox.times import NEVER
@@ -53,7 +54,18 @@ def _unreadable_on_mariadb(connection: Connection, columns: Sequence[Column[Any]
         for table in tables
         for row in connection.execute(may_read, {"schema": table.schema, "name": table.name})
     }
+    for table in tables - {table for table, _ in readable}:
+        _require_table(connection, table)
     return frozenset(column for column in columns if (column.table, column.name) not in readable)
+
+
+def _require_table(connection: Connection, table: Table) -> None:
+    """Raise `SchemaError` if the table does not exist, unless this role has no right by which to know."""
+    try:
+        connection.execute(select(literal(1)).select_from(table).limit(0))
+    except DBAPIError as error:
+        if sqlstate(error.orig) != INSUFFICIENT_PRIVILEGE:
+            raise
 
 
 # --- destinations

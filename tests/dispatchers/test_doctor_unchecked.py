@@ -41,6 +41,15 @@ def test_without_the_tables_it_finds_that_and_leaves_out_what_needs_them(databas
     assert {"horizon", "clock", "extras"} <= set(document["checked"])
 
 
+def test_without_the_tables_no_right_is_said_to_be_missing_on_mariadb(mariadb: Database) -> None:
+    with mariadb.owner() as connection:
+        TABLES.metadata.drop_all(connection)
+
+    reasons = {each["reason"] for each in examined(mariadb)["unchecked"]}
+
+    assert reasons == {"a table is missing: see the finding of `schema`"}
+
+
 def test_a_check_that_waits_too_long_is_not_made_and_the_others_are(postgresql: Database, ob: outbox.Outbox) -> None:
     deploy(postgresql, ob)
     with postgresql.owner() as connection:
