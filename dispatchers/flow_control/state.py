@@ -213,7 +213,8 @@ class News(NamedTuple):
 
     answered: the service executed a request, or refused it because of its content. failures: failed sends since that answer.
     cooldown: the time that the service demanded. probe: the lease token of a probe that has ended. passed: whether the probe
-    succeeded; None if it was never sent. left: how many sends of a claim have not ended, by lease token.
+    succeeded; None if it was never sent. left: how many sends of a claim have not ended, by lease token. unsent: how many
+    claimed entries were released without a send.
     """
 
     answered: bool = False
@@ -222,6 +223,7 @@ class News(NamedTuple):
     probe: UUID | None = None
     passed: bool | None = None
     left: Mapping[UUID, int] = NONE_LEFT
+    unsent: int = 0
 
     def then(self, later: "News") -> "News":
         """This news, followed by `later`, as one."""
@@ -234,6 +236,7 @@ class News(NamedTuple):
             probe,
             passed,
             {**self.left, **later.left},
+            self.unsent + later.unsent,
         )
 
 
@@ -259,6 +262,8 @@ def heard(state: FlowState, news: News, limits: Limits, now: datetime) -> FlowSt
     """
     if news.left:
         state = replace(state, permits_taken=still_taken(state.permits_taken, now, news.left))
+    if news.unsent and limits.rate is not None and state.rate_at is not None:  # they have not used the rate
+        state = replace(state, rate_at=state.rate_at - timedelta(seconds=news.unsent / limits.rate))
     if news.cooldown is not None:
         cooldown_until = now + min(max(news.cooldown, timedelta(0)), COOLDOWN_MAX)
         state = replace(state, cooldown_until=max(cooldown_until, state.cooldown_until or cooldown_until))

@@ -83,8 +83,14 @@ class FlowMonitor:
             news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
         self._record(name, news)
 
-    def end(self, entry: ClaimedEntry) -> None:
-        """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe."""
+    def end(self, entry: ClaimedEntry, *, was_released: bool) -> None:
+        """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe.
+
+        was_released: without a send. Then its part of the rate is free again: else a dispatcher that may not send an entry could
+        use up the rate for ever, and another one that may send it would never claim it.
+        """
+        if was_released and limits_of(self._limits, entry.destination).rate is not None:
+            self._record(entry.destination, News(unsent=1))
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
             self._record(entry.destination, News(probe=self._probes.pop(entry.destination)))
         if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
@@ -101,7 +107,7 @@ class FlowMonitor:
             self.shut_until.pop(name, None)
 
     def _record(self, name: str, news: News) -> None:
-        has_news = news.failures or news.cooldown is not None or news.probe is not None or news.left
+        has_news = news.failures or news.cooldown is not None or news.probe is not None or news.left or news.unsent
         troubled = name in self._news or self._seen.get(name, UNTHROTTLED).breaker_failures
         if has_news or troubled:
             before = self._news.get(name)
@@ -134,15 +140,16 @@ class FlowMonitor:
     def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
         """Note the result of an exchange; returns whether a shut destination has opened.
 
-        News that was not stored, because another dispatcher had locked the row, is reported again. token: of the claim.
+        News that was not stored, because another dispatcher had locked the row, is reported again; but not what is unsent, which
+        counted twice would exceed the rate. token: of the claim.
         """
         found = flow_states.of if flow_states is not None else {}
         shut = self.shut_until.keys() & found.keys()
         self._reporting -= Counter(name for name, each in flow_update.news.items() if _is_bad(each))
         for name, news in flow_update.news.items():
             if name not in found:
-                later = self._news.get(name)
-                self._news[name] = news if later is None else news.then(later)
+                again, later = news._replace(unsent=0), self._news.get(name)
+                self._news[name] = again if later is None else again.then(later)
         urgent = flow_update.decided.union(name for name, news in flow_update.news.items() if news.left)
         for name in sorted(
             urgent.difference(found)

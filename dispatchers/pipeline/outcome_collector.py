@@ -104,7 +104,7 @@ class OutcomeCollector:
         self._free_permit(entry)
         trace_context = None if self._activity.trace is None else self._activity.trace.context_of(entry)
         if change is not None:
-            self._flow.end(entry)
+            self._flow.end(entry, was_released=isinstance(change, Release))
             self._settle(entry, change, trace_context)
 
     def _settle(self, entry: ClaimedEntry, change: Transition, trace_context: Any) -> None:

@@ -126,8 +126,8 @@ class SharedFlowMonitor(FlowMonitor):
         news = news_of(outcome, entry.destination)
         self._share.shared.hear(entry.destination, news, entry.lease_token)
 
-    def end(self, entry: ClaimedEntry) -> None:
-        super().end(entry)
+    def end(self, entry: ClaimedEntry, *, was_released: bool) -> None:
+        super().end(entry, was_released=was_released)
         self._share.shared.end_probe(entry.destination, entry.lease_token)
 
     def refresh(self, flow_states: FlowStates) -> None:

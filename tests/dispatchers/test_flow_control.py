@@ -220,6 +220,14 @@ def test_what_was_not_claimed_is_not_used_up() -> None:
     assert admitted(state, limits, NOW, 50) == 7
 
 
+def test_what_was_released_without_a_send_does_not_use_up_the_rate() -> None:
+    limits = Limits(rate=10)
+    state = claimed(CALM, limits, NOW, 10, PROBE, LEASE)
+
+    assert admitted(heard(state, News(unsent=4), limits, NOW), limits, NOW, 50) == 4
+    assert admitted(heard(state, News(unsent=4), limits, NOW + 2 * SECOND), limits, NOW + 2 * SECOND, 50) == 10
+
+
 # --- news
 
 

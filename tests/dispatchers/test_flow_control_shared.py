@@ -299,3 +299,20 @@ def test_the_late_answer_of_a_sweep_does_not_replace_a_later_sweep(
         return before, after
 
     assert asyncio.run(main()) == ({}, {})
+
+
+def test_who_may_not_send_an_entry_leaves_the_rate_to_who_may(database: Database, ob: outbox.Outbox) -> None:
+    """Of two deploys at work: the entry may have been sent as the first one sends it, and waits for that one."""
+    one_an_hour = {"crm": Limits(rate=1 / 3600)}
+    first, second = MemoryAdapter([Unknown("lost")]), MemoryAdapter()
+    first.pinned, second.pinned = "version=1", "version=2"
+    put(database, ob)
+    run_once(database, ob, adapters={"crm": first}, limits=one_an_hour)
+    age(database, 2 * HOUR)
+
+    run_once(database, ob, adapters={"crm": second}, limits=one_an_hour)
+    age(database, MINUTE)
+    run_once(database, ob, adapters={"crm": first}, limits=one_an_hour)
+
+    assert (len(first.deliveries), len(second.deliveries)) == (2, 0)
+    assert states(database) == {"delivered": 1}

@@ -119,6 +119,8 @@ class Database:
         if request is None:
             return Exchange(settled, postponed=frozenset(postponed))
         if request.flow_update is not None:
+            for name, news in request.flow_update.news.items():
+                self.invariants.flow.released(name, news.unsent)
             taken, flow_states = self.store.claim_throttled(request, request.flow_update)
         else:
             taken, flow_states = self.store.claim(request), None

@@ -51,6 +51,12 @@ class FlowControlInvariants:
                 left = self._take_token(entry.destination, limits.rate, limits.burst)
                 self._truth.require(left > -ROUNDING, entry.id, "claimed beyond the rate")
 
+    def released(self, destination: str, entries: int) -> None:
+        """They were claimed, and not sent."""
+        if destination in self._tokens:
+            tokens, at = self._tokens[destination]
+            self._tokens[destination] = tokens + entries, at
+
     def _take_token(self, destination: str, rate: float, burst: int | None) -> float:
         most, now = float(burst or max(1, math.floor(rate))), self._truth.world.now
         tokens, at = self._tokens.get(destination, (most, now))
