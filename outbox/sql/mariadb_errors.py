@@ -36,8 +36,10 @@ _STATES = MappingProxyType(
         1142: "42501",
         1143: "42501",
         1227: "42501",
-        1045: "28000",  # a wrong password; these: an unknown user or no password, a host that is not allowed or is blocked, a
-        **dict.fromkeys((1698, 1130, 1129, 4151, 1862), "28000"),  # locked account, an expired password
+        1045: "28000",  # a wrong password
+        1698: "28000",  # an unknown user, or one who needs no password
+        **dict.fromkeys((1129, 1130), "28000"),  # a host that is blocked, or not allowed
+        **dict.fromkeys((1862, 4151), "28000"),  # an expired password, a locked account
         1049: "3D000",  # no such database
         **dict.fromkeys((3, 1021, 1026, 1114), "53100"),  # the disk, or the tablespace, is full
         **dict.fromkeys((1037, 1038, 1041, 1135, 1206), "53200"),  # no memory, no thread, no more room for locks
