@@ -186,10 +186,6 @@ def install_packages(environment: Environment) -> None:
     if importlib.util.find_spec("ensurepip") is None:
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
         stop(f"this Python has no ensurepip: install it (on Debian and Ubuntu: apt-get install python{minor}-venv)")
-    if environment.home.is_symlink():
-        stop(
-            f"{environment.home} is a link: to make the environment would empty the folder that it names; remove the link"
-        )
     locked = environment.lock.read_text()
     with step(f"making {environment.home.name}"):
         venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment.home)

@@ -87,7 +87,7 @@ class FlowMonitor:
         """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe.
 
         was_released: without a send. Then its part of the rate is free again: else a dispatcher that may not send an entry could
-        use up the rate for ever, and another one that may send it would never claim it.
+        use the rate up again and again, and another one that may send it would never claim it.
         """
         if was_released and limits_of(self._limits, entry.destination).rate is not None:
             self._record(entry.destination, News(unsent=1))
