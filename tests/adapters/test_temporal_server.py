@@ -178,7 +178,6 @@ def test_a_killed_server_leaves_doubt_that_ends_when_it_is_back(tmp_path: Path) 
 
 def test_kills_of_both_sides_start_each_workflow_once(postgresql: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
     def delivered(at_least: int) -> bool:
-        age(postgresql, HOUR)  # leases of killed dispatchers and waits for the server end at once
         return states(postgresql)["delivered"] >= at_least
 
     put(postgresql, ob, "orders.fulfil", count=COUNT)
@@ -187,8 +186,9 @@ def test_kills_of_both_sides_start_each_workflow_once(postgresql: Database, ob: 
         for enough in (COUNT // 4, COUNT // 2, COUNT):
             with daemon(tmp_path, postgresql.url, TEMPORAL=server.address):
                 wait_for(lambda enough=enough: delivered(enough), f"{enough} workflows", seconds=180)
-            server.kill()
+                server.kill()
             server.start()
+            age(postgresql, HOUR)  # leases of the killed dispatcher, and waits for the server
         runs = asyncio.run(server.runs())
 
     assert states(postgresql) == {"delivered": COUNT}

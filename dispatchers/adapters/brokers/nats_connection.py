@@ -45,6 +45,8 @@ TOO_LARGE: Final = "the message is larger than the server allows: {} bytes"
 
 
 class Message(NamedTuple):
+    """One message, before it is published."""
+
     subject: str
     body: bytes
     headers: dict[str, str]
