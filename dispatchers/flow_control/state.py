@@ -6,6 +6,7 @@ while the row is locked; `now` is the database's time. A refused entry is not cl
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -144,6 +145,7 @@ def service_of(destination: str) -> str:
 # as the sends of the claim end, or all at once when its lease ends: then its dispatcher may have crashed.
 
 NONE_LEFT: Mapping[UUID, int] = MappingProxyType({})
+NONE_UNSENT: Mapping[datetime, int] = MappingProxyType({})
 
 
 class Taken(NamedTuple):
@@ -214,7 +216,7 @@ class News(NamedTuple):
     answered: the service executed a request, or refused it because of its content. failures: failed sends since that answer.
     cooldown: the time that the service demanded. probe: the lease token of a probe that has ended. passed: whether the probe
     succeeded; None if it was never sent. left: how many sends of a claim have not ended, by lease token. unsent: how many
-    claimed entries were released without a send.
+    claimed entries were released without a send, by the time of their claim.
     """
 
     answered: bool = False
@@ -223,7 +225,7 @@ class News(NamedTuple):
     probe: UUID | None = None
     passed: bool | None = None
     left: Mapping[UUID, int] = NONE_LEFT
-    unsent: int = 0
+    unsent: Mapping[datetime, int] = NONE_UNSENT
 
     def then(self, later: "News") -> "News":
         """This news, followed by `later`, as one."""
@@ -236,7 +238,7 @@ class News(NamedTuple):
             probe,
             passed,
             {**self.left, **later.left},
-            self.unsent + later.unsent,
+            Counter(self.unsent) + Counter(later.unsent),
         )
 
 
@@ -263,7 +265,7 @@ def heard(state: FlowState, news: News, limits: Limits, now: datetime) -> FlowSt
     if news.left:
         state = replace(state, permits_taken=still_taken(state.permits_taken, now, news.left))
     if news.unsent and limits.rate is not None and state.rate_at is not None:  # they have not used the rate
-        state = replace(state, rate_at=state.rate_at - timedelta(seconds=news.unsent / limits.rate))
+        state = replace(state, rate_at=state.rate_at - _not_used(news.unsent, limits.rate, now))
     if news.cooldown is not None:
         cooldown_until = now + min(max(news.cooldown, timedelta(0)), COOLDOWN_MAX)
         state = replace(state, cooldown_until=max(cooldown_until, state.cooldown_until or cooldown_until))
@@ -343,6 +345,14 @@ def _left_of_rate(state: FlowState, limits: Limits, now: datetime) -> int:
     ahead = (_used_up(state, now) - now).total_seconds()
     rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # rounding must not add or lose an entry
     return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
+
+
+def _not_used(unsent: Mapping[datetime, int], rate: float, now: datetime) -> timedelta:
+    """The part of the rate that is free again. What has come back since a claim counts: else late releases would add up to more
+    than a burst.
+    """
+    free = (timedelta(seconds=entries / rate) - max(now - at, timedelta(0)) for at, entries in unsent.items())
+    return sum((max(each, timedelta(0)) for each in free), timedelta(0))
 
 
 def _used_up(state: FlowState, now: datetime) -> datetime:

@@ -17,6 +17,7 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
     COOLDOWN_DEFAULT,
     NONE_LEFT,
+    NONE_UNSENT,
     FlowState,
     FlowStates,
     FlowUpdate,
@@ -90,7 +91,7 @@ class FlowMonitor:
         use the rate up again and again, and another one that may send it would never claim it.
         """
         if was_released and limits_of(self._limits, entry.destination).rate is not None:
-            self._record(entry.destination, News(unsent=1))
+            self._record(entry.destination, News(unsent={entry.leased_at: 1}))
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
             self._record(entry.destination, News(probe=self._probes.pop(entry.destination)))
         if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
@@ -148,7 +149,7 @@ class FlowMonitor:
         self._reporting -= Counter(name for name, each in flow_update.news.items() if _is_bad(each))
         for name, news in flow_update.news.items():
             if name not in found:
-                again, later = news._replace(unsent=0), self._news.get(name)
+                again, later = news._replace(unsent=NONE_UNSENT), self._news.get(name)
                 self._news[name] = again if later is None else again.then(later)
         urgent = flow_update.decided.union(name for name, news in flow_update.news.items() if news.left)
         for name in sorted(

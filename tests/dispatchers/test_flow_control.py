@@ -224,8 +224,21 @@ def test_what_was_released_without_a_send_does_not_use_up_the_rate() -> None:
     limits = Limits(rate=10)
     state = claimed(CALM, limits, NOW, 10, PROBE, LEASE)
 
-    assert admitted(heard(state, News(unsent=4), limits, NOW), limits, NOW, 50) == 4
-    assert admitted(heard(state, News(unsent=4), limits, NOW + 2 * SECOND), limits, NOW + 2 * SECOND, 50) == 10
+    news = News(unsent={NOW: 3}).then(News(unsent={NOW: 1}))
+    assert admitted(heard(state, news, limits, NOW), limits, NOW, 50) == 4
+    assert admitted(heard(state, news, limits, NOW + 2 * SECOND), limits, NOW + 2 * SECOND, 50) == 10
+
+
+def test_releases_that_come_late_together_add_no_more_than_a_burst() -> None:
+    """Three dispatchers stood still, each with a claim, while others used the rate."""
+    limits, late, state = Limits(rate=10), NOW + 5 * SECOND, CALM
+    for at in (NOW, NOW + SECOND, NOW + 2 * SECOND, late):
+        assert admitted(state, limits, at, 50) == 10
+        state = claimed(state, limits, at, 10, PROBE, LEASE)
+
+    for number in range(3):
+        state = heard(state, News(unsent={NOW + number * SECOND: 10}), limits, late)
+        assert admitted(state, limits, late, 50) == 0
 
 
 # --- news

@@ -120,7 +120,7 @@ class Database:
             return Exchange(settled, postponed=frozenset(postponed))
         if request.flow_update is not None:
             for name, news in request.flow_update.news.items():
-                self.invariants.flow.released(name, news.unsent)
+                self.invariants.flow.released(name, sum(news.unsent.values()))
             taken, flow_states = self.store.claim_throttled(request, request.flow_update)
         else:
             taken, flow_states = self.store.claim(request), None
