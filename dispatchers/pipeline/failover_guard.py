@@ -62,6 +62,7 @@ class FailoverGuard:
             return
         self._learned_from = began
         self._checked_at = self._clock()
+        self.suspended = checked.suspended  # before the file is written: a later check may end meanwhile
         if checked.continued is not None:
             log.warning("%s; sending continues because promotions_lose_nothing is set", checked.continued)
         if checked.suspended is None and checked.identity != self._known:
@@ -69,7 +70,6 @@ class FailoverGuard:
             if self._file and checked.identity:
                 # Not on a thread of the event loop's: adapters may occupy all of them.
                 await on_own_thread("outbox-identity", self._file.write, checked.identity)
-        self.suspended = checked.suspended
 
     def require_trust(self) -> None:
         if self.suspended is not None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
-from dispatchers.pipeline.failover_guard import FailoverGuard
+from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Release, Retry, Settle
@@ -224,6 +225,31 @@ def test_the_late_answer_of_a_check_does_not_replace_a_later_check(
         hold(database)
         await guard.refresh()
         await late()
+
+    asyncio.run(main())
+
+    assert guard.suspended == "restored"
+
+
+def test_a_slow_identity_file_does_not_hide_a_later_suspension(
+    store: DatabaseStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = FailoverGuard(store, env=lambda: "test", clock=time.monotonic, file=IdentityFile(tmp_path / "identity"))
+
+    async def main() -> None:
+        begun, end = threading.Event(), threading.Event()
+
+        def write(file: IdentityFile, identity: DatabaseIdentity) -> None:
+            begun.set()
+            end.wait(60)
+
+        monkeypatch.setattr(IdentityFile, "write", write)
+        slow = asyncio.create_task(guard.refresh())
+        await asyncio.to_thread(begun.wait, 60)
+        hold(database)
+        await guard.refresh()
+        end.set()
+        await slow
 
     asyncio.run(main())
 
