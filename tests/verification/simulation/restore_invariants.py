@@ -60,6 +60,9 @@ class RestoreInvariants:
         for id, row in self._truth.store.queue.items():
             trace = self._truth.trace(id)
             trace.was_in_doubt, trace.in_doubt = row.maybe_sent, (row.key_epoch, row.in_doubt_since)
+            if row.callback is not None:
+                # A process that has the callback may claim it at once: nothing is sent, and the earlier holder cannot settle it.
+                trace.lease = None
 
     def claimed(self, entries: list[ClaimedEntry]) -> None:
         for entry in entries:
