@@ -63,7 +63,7 @@ class Transactions:
             guard(connection, self.guards)
             return work(connection)
 
-        return await self.run_unguarded(guarded, what or "a query")
+        return await self.run_unguarded(guarded, what)
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work`, whose first statement must set the guards."""
