@@ -55,7 +55,6 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "callbacks": Command("callbacks:callbacks", "Manage the recorded callbacks."),
         "user": Command("user:user", "Print a line for the file of users of `outbox web`."),
         "keys": Command("keys:keys", "Generate secrets and derive keys."),
-        "docs": Command("docs:docs", "Print API documentation from the settings."),
         "config": Command("config:config", "Show the effective configuration and its sources."),
         "completion": Command("completion:completion", "Print a completion script for SHELL."),
     },

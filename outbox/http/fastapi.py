@@ -20,9 +20,8 @@ except ModuleNotFoundError as error:
     raise missing("outbox.http.fastapi", "fastapi", error) from error
 
 from outbox.http.header import EXAMPLE, HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, require_scope, require_sessions
-from outbox.http.specification import specify
-from outbox.http.specification_openapi import with_refusals
+from outbox.http.openapi import with_refusals
+from outbox.http.policy import Policy, require_scope, require_sessions
 from outbox.http.starlette import ClaimedRequest, DatabaseStore, IdempotencyMiddleware, as_response
 
 __all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed", "document_refusals"]
@@ -66,15 +65,15 @@ def claimed(
     return claim
 
 
-def document_refusals(app: FastAPI, policy: Policy | None = None, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+def document_refusals(app: FastAPI, policy: Policy | None = None) -> None:
     """Add the problems with which claimed routes answer (400, 409, 413, 422 and 503) to the app's OpenAPI document.
 
-    policy, body_bytes_max: as for the claims and the middleware. FastAPI's own 422 stays in the document. A mounted app has
-        its own document and needs its own call.
+    policy: as for the claims. FastAPI's own 422 stays in the document. A mounted app has its own document and needs its own
+        call.
     """
     document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        return with_refusals(document(), specify(policy or Policy(), body_bytes_max=body_bytes_max))
+        return with_refusals(document(), (policy or Policy()).problem_types)
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's "Extending OpenAPI" has it

@@ -148,16 +148,6 @@ def require_whole_body(size: int, headers: Iterable[tuple[str, str]], remedy: st
         raise RequestRefused("the request's body came in chunks and is empty: send Content-Length instead")
 
 
-COMPARED = (
-    "the method",
-    "the path, with its parameters filled in",
-    "the query",
-    "the content type",
-    "the body's bytes, as they came",
-)
-"""What `request_content` is made of, in the words of the page that an API publishes."""
-
-
 def request_content(method: str, path: str, query: bytes, content_type: str, body: bytes) -> bytes:
     """Return what must be equal in a retry: the method, the path with its parameters filled in, the query, and the body's bytes.
 

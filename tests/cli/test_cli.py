@@ -20,7 +20,7 @@ from dispatchers import cli
 from dispatchers.cli import COMMANDS, exit_codes, main
 
 NAMES = [name for section in COMMANDS.values() for name in section]
-GROUPED = [*NAMES, "db upgrade", "db check", "db sql", "db roles", "keys generate", "keys derive", "docs idempotency"]
+GROUPED = [*NAMES, "db upgrade", "db check", "db sql", "db roles", "keys generate", "keys derive"]
 SLOW = {"outbox", "sqlalchemy", "rich", "alembic", "stripe", "apscheduler", "httpx"}
 
 every_command = pytest.mark.parametrize("name", GROUPED)

@@ -40,7 +40,33 @@ from dispatchers.settings import Settings as DispatcherSettings
 from dispatchers.testing.failpoints import POINTS
 from outbox import Keyring, Outbox, ParentKey, keys
 from outbox.configuration import Configuration, Settings
+from outbox.http import HEADER, REPLAYED, Policy
+from outbox.http.header import EXAMPLE_KEY, KEY_BYTES_MAX
+from outbox.http.openapi import kinds_by_status
+from outbox.http.policy import BODY_BYTES_MAX
+from outbox.http.problems import type_uri
 from outbox.status import State
+
+# --- docs/idempotency-page.md
+
+
+def test_the_page_for_clients_has_each_refusal_and_the_default_settings() -> None:
+    page = (ROOT / "docs" / "idempotency-page.md").read_text()
+    policy = Policy(outbox=Outbox(RING, env="test"))
+
+    refusals = [(row["status"], row["type"], row["what to do"]) for row in rows_of(page, "status", "type")]
+    assert sorted(refusals) == sorted(
+        (str(status), type_uri(kind, policy.problem_types), kind.remedy)
+        for status, kinds in kinds_by_status().items()
+        for kind in kinds
+    )
+    assert f"gets the first answer for {policy.keep // timedelta(hours=1)} hours" in page
+    assert f"A body may have {BODY_BYTES_MAX // 1024**2} MiB" in page
+    assert f"A key has 1 to {KEY_BYTES_MAX} bytes" in page
+    assert f"the header `{REPLAYED}: true`" in page
+    assert f"`{HEADER}` header: a String of RFC 9651 in double quotes (`{EXAMPLE_KEY}`)" in page.replace("\n  ", " ")
+    assert (policy.strict, policy.in_flight) == (False, "conflict")
+
 
 # --- docs/keys.md
 

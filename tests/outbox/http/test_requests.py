@@ -13,7 +13,7 @@ from support.http_requests import FRAMEWORKS, Caller, served
 from support.http_shop import CHUNKS, Shop, shop_with_a_hot_row
 
 import outbox
-from outbox.http.specification import refusals_of
+from outbox.http.openapi import kinds_by_status
 
 SECOND = timedelta(seconds=1)
 
@@ -216,7 +216,7 @@ class TestConflict:
             answers.append(caller.post(key="held"))
             claim.respond(201)
 
-        published = [(refusal.status, refusal.name) for refusal in refusals_of(shop.policy)]
+        published = [(status, kind.name) for status, kinds in kinds_by_status().items() for kind in kinds]
         assert sorted(problem_of(answer) for answer in answers if answer.status_code != 201) == sorted(published)
 
 
