@@ -82,7 +82,7 @@ def send(adapter: Adapter, *deliveries: Delivery) -> list[Outcome]:
 
 
 def keys_of(messages: list[Any]) -> list[str]:
-    return [inboxes.sqs.by_event_id(each, scope="shop", attribute="event_id")["message_id"] for each in messages]
+    return [inboxes.from_sqs(each, scope="shop", attribute="event_id")["message_id"] for each in messages]
 
 
 # --- SQS
@@ -212,7 +212,7 @@ def test_an_event_has_the_child_key_where_an_inbox_finds_it(server: str, standar
     assert (event["source"], event["detail-type"]) == ("com.example.shop", "orders.placed")
     assert event["detail"]["data"] == json.loads(BODY)
     assert event["detail"]["metadata"]["traceparent"] == "00-1"
-    assert inboxes.eventbridge.by_event_id(event, scope="shop") == {"scope": "shop", "message_id": "ck1_a"}
+    assert inboxes.from_eventbridge(event, scope="shop") == {"scope": "shop", "message_id": "ck1_a"}
 
 
 def test_eventbridge_deduplicates_nothing(server: str, standard: Queue, bus: str) -> None:

@@ -53,7 +53,7 @@ def send(adapter: KafkaAdapter, *deliveries: Delivery) -> list[Outcome]:
 
 
 def event_id(message: Message) -> str:
-    return inboxes.kafka.by_event_id(message, scope="shop", header="event-id")["message_id"]
+    return inboxes.from_kafka(message, scope="shop", header="event-id")["message_id"]
 
 
 def test_a_record_has_the_child_key_where_an_inbox_finds_it(kafka: FaultyKafka) -> None:

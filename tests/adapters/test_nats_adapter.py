@@ -104,7 +104,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
     (entry,) = postgresql.entries
     assert message.subject == f"{name}.orders.placed"
     assert message.data == entry.payload
-    identity = inboxes.nats.by_event_id(message, scope="shop")
+    identity = inboxes.from_nats(message, scope="shop")
     assert identity["message_id"] == outbox.keys.encode_native(outbox.keys.Tag(bytes(entry.tag)))
 
 

@@ -93,7 +93,7 @@ def test_an_entry_is_one_persistent_message_whose_id_the_inbox_finds(postgresql:
     assert message.body == entry.payload
     properties = message.header.properties
     assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
-    identity = inboxes.rabbitmq.by_event_id(properties, scope="shop")
+    identity = inboxes.from_rabbitmq(properties, scope="shop")
     assert identity["message_id"] == outbox.keys.encode_native(outbox.keys.Tag(bytes(entry.tag)))
 
 

@@ -58,7 +58,7 @@ def send(adapter: RedisAdapter, *keys: str, **fields: Any) -> list[Outcome]:
 
 
 def keys_of(messages: list[dict[str, str]]) -> list[str]:
-    return [inboxes.redis.by_event_id(fields, scope="shop")["message_id"] for fields in messages]
+    return [inboxes.from_redis(fields, scope="shop")["message_id"] for fields in messages]
 
 
 async def drained(database: Database, ob: outbox.Outbox, adapter: RedisAdapter) -> None:

@@ -11,16 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for package in ("outbox", "dispatchers") for path in sorted((ROOT / package).rglob("*.py"))]
 
-FACES = ("outbox", "outbox.http", "outbox.inboxes", "outbox.migrations", "dispatchers", "dispatchers.adapters")
+FACES = ("outbox", "outbox.http", "outbox.migrations", "dispatchers", "dispatchers.adapters")
 """Packages that hand out what lives elsewhere."""
 
 OPEN = (
     *(f"outbox/http/{name}.py" for name in ("django", "fastapi", "flask", "starlette", "status_route")),
-    *(
-        f"outbox/inboxes/{name}.py"
-        for name in ("cloudevents", "eventbridge", "kafka", "nats", "rabbitmq", "redis", "sqs", "stripe")
-    ),
-    *("outbox/metrics/prometheus.py", "outbox/metrics/opentelemetry.py", "outbox/testing.py"),
+    *("outbox/inboxes.py", "outbox/metrics/prometheus.py", "outbox/metrics/opentelemetry.py", "outbox/testing.py"),
     *(f"dispatchers/testing/{name}.py" for name in ("draining", "failpoints", "faulty_http", "postgres")),
     "dispatchers/testing/stripe_service.py",
 )

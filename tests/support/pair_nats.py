@@ -72,7 +72,7 @@ class NatsPair:
                 messages = await subscription.fetch(BATCH, timeout=1)
             received = {
                 message.headers["Nats-Msg-Id"]: (
-                    inboxes.nats.by_event_id(message, scope="shop"),
+                    inboxes.from_nats(message, scope="shop"),
                     json.loads(message.data),
                 )
                 for message in messages

@@ -6,7 +6,7 @@
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1", ordering_key="customer:ada")
 
 The record goes to the topic `orders.placed`. Its value is the payload's JSON and its key is the entry's ordering key. The child
-key is the header `event-id`, where `outbox.inboxes.kafka.by_event_id` finds it.
+key is the header `event-id`, where `outbox.inboxes.from_kafka` finds it.
 """
 
 import asyncio

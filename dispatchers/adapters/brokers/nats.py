@@ -5,7 +5,7 @@
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the subject `orders.placed`
 
-The body is the payload's JSON. The child key is the header `Nats-Msg-Id`, where `outbox.inboxes.nats.by_event_id` finds it.
+The body is the payload's JSON. The child key is the header `Nats-Msg-Id`, where `outbox.inboxes.from_nats` finds it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # with routing key `orders.placed`
 
-The body is the payload's JSON. The child key is the property `message_id`, where `outbox.inboxes.rabbitmq.by_event_id` finds it.
+The body is the payload's JSON. The child key is the property `message_id`, where `outbox.inboxes.from_rabbitmq` finds it.
 RabbitMQ deduplicates nothing: after a lost confirmation an entry is `uncertain`, unless the adapter has `at_least_once=True`.
 """
 

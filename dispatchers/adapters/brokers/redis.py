@@ -5,7 +5,7 @@
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the stream `orders.placed`
 
-The field `body` is the payload's JSON. The child key is the field `event_id`, where `outbox.inboxes.redis.by_event_id` finds it.
+The field `body` is the payload's JSON. The child key is the field `event_id`, where `outbox.inboxes.from_redis` finds it.
 The adapter deduplicates nothing: after a lost answer an entry is `uncertain`, unless the adapter has `at_least_once=True`.
 """
 

@@ -26,7 +26,7 @@ def event(**changed: str) -> CloudEvent:
 
 
 def identify(received: Any, sender: str = "shop") -> MessageIdentity:
-    return inboxes.cloudevents.by_event_id(received, sender=sender)
+    return inboxes.from_cloudevents(received, sender=sender)
 
 
 @pytest.fixture

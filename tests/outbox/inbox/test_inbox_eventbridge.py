@@ -11,7 +11,7 @@ from outbox.errors import InvalidValue
 def test_the_id_is_the_producer_s_and_not_eventbridge_s() -> None:
     event = {"id": "6a7e8feb-b491", "detail": {"metadata": {"event_id": "evt_1"}, "data": {"event_id": "other"}}}
 
-    assert inboxes.eventbridge.by_event_id(event, scope="shop") == {"scope": "shop", "message_id": "evt_1"}
+    assert inboxes.from_eventbridge(event, scope="shop") == {"scope": "shop", "message_id": "evt_1"}
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ def test_the_id_is_the_producer_s_and_not_eventbridge_s() -> None:
 )
 def test_an_event_without_a_readable_id_is_refused(detail: Any) -> None:
     with pytest.raises(InvalidValue, match=r"detail\.metadata\.event_id"):
-        inboxes.eventbridge.by_event_id({"id": "6a7e8feb-b491", "detail": detail}, scope="shop")
+        inboxes.from_eventbridge({"id": "6a7e8feb-b491", "detail": detail}, scope="shop")

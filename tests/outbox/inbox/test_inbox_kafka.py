@@ -105,7 +105,7 @@ class Process:
 
 
 def identify(message: Message) -> inboxes.MessageIdentity:
-    return inboxes.kafka.by_event_id(message, scope="shop", header="event-id")
+    return inboxes.from_kafka(message, scope="shop", header="event-id")
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_a_message_that_cannot_be_parked_is_not_acknowledged(topic: Topic, proce
 
 def test_by_offset_a_redelivery_is_a_duplicate_and_an_equal_event_is_not(cluster: Cluster, topic: Topic) -> None:
     def by_offset(message: Message, topic_id: str = "topic-id-1") -> inboxes.MessageIdentity:
-        return inboxes.kafka.by_offset(message, cluster=cluster.id, topic_id=topic_id)
+        return inboxes.from_kafka_offset(message, cluster=cluster.id, topic_id=topic_id)
 
     topic.send(event_id=None)
     topic.send(event_id=None)
@@ -299,13 +299,13 @@ class At:
 def test_the_same_offset_of_another_partition_or_leader_is_another_message() -> None:
     places = [At(), At(partition=1), At(leader_epoch=4), At(leader_epoch=None)]
 
-    ids = [inboxes.kafka.by_offset(place, cluster="c", topic_id="t")["message_id"] for place in places]
+    ids = [inboxes.from_kafka_offset(place, cluster="c", topic_id="t")["message_id"] for place in places]
 
     assert ids == ["0:7:3", "1:7:3", "0:7:4", "0:7"]
 
 
 def test_names_of_clusters_and_topics_differ_wherever_their_boundary_is() -> None:
-    assert inboxes.kafka.by_offset(At(), cluster="a:b", topic_id="c") != inboxes.kafka.by_offset(
+    assert inboxes.from_kafka_offset(At(), cluster="a:b", topic_id="c") != inboxes.from_kafka_offset(
         At(), cluster="a", topic_id="b:c"
     )
 
@@ -322,13 +322,13 @@ def test_names_of_clusters_and_topics_differ_wherever_their_boundary_is() -> Non
         ({"topic_id": None}, "topic_id None: must be a str that is not empty: take it from"),
         (
             {"topic_id": str(Uuid(0, 0))},
-            "topic_id 'AAAAAAAAAAAAAAAAAAAAAA': is not an id: the broker reports none, so use by_event_id",
+            "topic_id 'AAAAAAAAAAAAAAAAAAAAAA': is not an id: the broker reports none, so use from_kafka",
         ),
     ],
 )
 def test_a_cluster_or_topic_without_an_id_is_refused(changed: Any, text: str) -> None:
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.kafka.by_offset(At(), **{"cluster": "c", "topic_id": "t"} | changed)
+        inboxes.from_kafka_offset(At(), **{"cluster": "c", "topic_id": "t"} | changed)
 
     assert str(caught.value).startswith(text)
 
@@ -336,6 +336,6 @@ def test_a_cluster_or_topic_without_an_id_is_refused(changed: Any, text: str) ->
 @pytest.mark.parametrize(("partition", "offset"), [(0, None), (None, 0), (0, OFFSET_INVALID), (-1, 0)])
 def test_a_message_that_was_never_in_a_log_has_no_place(partition: int | None, offset: int | None) -> None:
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.kafka.by_offset(At(partition, offset), cluster="c", topic_id="t")
+        inboxes.from_kafka_offset(At(partition, offset), cluster="c", topic_id="t")
 
     assert str(caught.value) == f"offset {offset}: is not a position in a log: pass messages of a consumer"

@@ -42,8 +42,7 @@ class Consumer:
         self.recipe = recipe_of("NATS JetStream, with nats-py", billing.handle)
         self.recipe.PAUSE_SECONDS = SECONDS
         if identify is not None:
-            by_event_id = SimpleNamespace(by_event_id=lambda message, **named: identify(message))
-            self.recipe.inboxes = SimpleNamespace(nats=by_event_id)
+            self.recipe.inboxes = SimpleNamespace(from_nats=lambda message, **named: identify(message))
 
     async def subscribe(self) -> None:
         self.subscription = await self.stream.js.pull_subscribe(self.stream.subject, "billing", config=self.config)
@@ -68,7 +67,7 @@ class Consumer:
 
 
 def identify(message: Any) -> inboxes.MessageIdentity:
-    return inboxes.nats.by_event_id(message, scope="shop", header="Event-Id")
+    return inboxes.from_nats(message, scope="shop", header="Event-Id")
 
 
 @asynccontextmanager
@@ -256,7 +255,7 @@ def test_a_redrive_under_the_streams_own_message_id_is_dropped_by_it(billing: Bi
 def test_by_default_the_event_id_is_the_one_the_stream_deduplicates_by(billing: Billing) -> None:
     message = first_message(billing, **{"Nats-Msg-Id": "evt_7"})
 
-    assert inboxes.nats.by_event_id(message, scope="shop") == {"scope": "shop", "message_id": "evt_7"}
+    assert inboxes.from_nats(message, scope="shop") == {"scope": "shop", "message_id": "evt_7"}
 
 
 def test_a_message_without_the_header_is_refused(billing: Billing) -> None:
@@ -282,7 +281,7 @@ def test_two_headers_that_differ_in_case_alone_are_refused(billing: Billing) -> 
 
 def test_by_sequence_a_redelivery_is_a_duplicate_and_another_is_not(billing: Billing) -> None:
     async def run() -> None:
-        async with consuming(billing, redelivery_seconds=0.5, identify=inboxes.nats.by_sequence) as consumer:
+        async with consuming(billing, redelivery_seconds=0.5, identify=inboxes.from_nats_sequence) as consumer:
             await consumer.stream.send()
             await consumer.stream.send()
             billing.dies_after_its_commit = True
@@ -300,7 +299,7 @@ def test_a_running_consumer_continues_after_its_stream_was_made_again(billing: B
     """It does not notice: its subscription works on, and the sequences begin again at 1."""
 
     async def run() -> None:
-        async with consuming(billing, identify=inboxes.nats.by_sequence) as consumer:
+        async with consuming(billing, identify=inboxes.from_nats_sequence) as consumer:
             await consumer.stream.send()
             await consumer.until_acknowledged(1)
 
@@ -320,7 +319,7 @@ def test_a_running_consumer_continues_after_its_stream_was_restored(billing: Bil
     """The stream keeps the time of its creation, and counts on from the last message of the backup."""
 
     async def run() -> None:
-        async with consuming(billing, identify=inboxes.nats.by_sequence) as consumer:
+        async with consuming(billing, identify=inboxes.from_nats_sequence) as consumer:
             await consumer.stream.send()
             backup = await consumer.stream.back_up()
             await consumer.stream.send()
@@ -349,7 +348,7 @@ def test_a_message_whose_time_has_no_zone_is_refused(billing: Billing) -> None:
     )
 
     with pytest.raises(outbox.InvalidValue, match="must be an aware datetime"):
-        inboxes.nats.by_sequence(naive)
+        inboxes.from_nats_sequence(naive)
 
 
 def first_message(billing: Billing, **headers: str) -> Any:

@@ -91,7 +91,7 @@ class Consumer:
 
 
 def identify(properties: Any) -> inboxes.MessageIdentity:
-    return inboxes.rabbitmq.by_event_id(properties, scope="shop")
+    return inboxes.from_rabbitmq(properties, scope="shop")
 
 
 @pytest.fixture(scope="module")

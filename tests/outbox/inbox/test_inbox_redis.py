@@ -107,7 +107,7 @@ def test_poison_is_moved_and_the_messages_after_it_are_handled(consumer: Consume
     until(lambda: consumer.is_done, consumer.step)
 
     ((_, fields),) = consumer.client.xrange(f"{consumer.stream}-dead")
-    assert inboxes.redis.by_event_id(fields, scope="shop") == IDENTITY
+    assert inboxes.from_redis(fields, scope="shop") == IDENTITY
     assert billing.orders == ["evt_2"]
     assert billing.attempts == consumer.recipe.DELIVERIES_MAX + 1
 
@@ -151,16 +151,16 @@ def test_an_outage_of_the_database_counts_as_no_delivery(client: Any, postgresql
 
 @pytest.mark.parametrize("fields", [{b"event_id": b"evt_1"}, {"event_id": "evt_1"}])
 def test_the_id_is_the_same_whether_redis_py_decodes_or_not(fields: dict[Any, Any]) -> None:
-    assert inboxes.redis.by_event_id(fields, scope="shop") == IDENTITY
+    assert inboxes.from_redis(fields, scope="shop") == IDENTITY
 
 
 def test_the_field_may_have_another_name() -> None:
     fields = {b"event_id": b"evt_1", b"id": b"evt_2"}
 
-    assert inboxes.redis.by_event_id(fields, scope="shop", field="id")["message_id"] == "evt_2"
+    assert inboxes.from_redis(fields, scope="shop", field="id")["message_id"] == "evt_2"
 
 
 @pytest.mark.parametrize("fields", [{}, {b"event_id": b""}, {b"event_id": b"\xff"}])
 def test_a_message_without_a_readable_id_is_refused(fields: dict[Any, Any]) -> None:
     with pytest.raises(InvalidValue, match=r"event_id"):
-        inboxes.redis.by_event_id(fields, scope="shop")
+        inboxes.from_redis(fields, scope="shop")

@@ -90,7 +90,7 @@ class Consumer:
 
 
 def identify(message: Any) -> inboxes.MessageIdentity:
-    return inboxes.sqs.by_event_id(message, scope="shop", attribute="event_id")
+    return inboxes.from_sqs(message, scope="shop", attribute="event_id")
 
 
 def do_not_wait(params: dict[str, Any], **named: object) -> None:
@@ -281,14 +281,14 @@ def test_a_redrive_of_what_was_handled_is_a_duplicate_by_its_event_id(
 
 def test_by_sqs_own_id_a_redelivery_is_a_duplicate_and_a_redrive_is_not(queue: Queue, billing: Billing) -> None:
     queue.send(event_id=None)
-    identities = [inboxes.sqs.by_message_id(queue.receive()[0], queue=queue.url) for _ in range(DELIVERIES_MAX)]
+    identities = [inboxes.from_sqs_message_id(queue.receive()[0], queue=queue.url) for _ in range(DELIVERIES_MAX)]
     assert queue.receive() == []
     queue.redrive()
     (redriven,) = queue.receive()
 
     assert identities == [identities[0]] * DELIVERIES_MAX
     assert identities[0]["scope"] == f"sqs:{queue.url}"
-    assert inboxes.sqs.by_message_id(redriven, queue=queue.url) != identities[0]
+    assert inboxes.from_sqs_message_id(redriven, queue=queue.url) != identities[0]
 
 
 def test_a_consumer_killed_at_any_moment_leaves_work_that_is_done_once(
@@ -335,6 +335,6 @@ def test_a_message_without_the_attribute_is_refused(queue: Queue) -> None:
 )
 def test_sqs_own_id_needs_a_queue_and_a_message(message: Any, queue: str, text: str) -> None:
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.sqs.by_message_id(message, queue=queue)
+        inboxes.from_sqs_message_id(message, queue=queue)
 
     assert str(caught.value) == text

@@ -41,7 +41,7 @@ class Endpoint(ThreadingHTTPServer):
         except (ValueError, stripe.SignatureVerificationError):
             return 400, {}
         try:
-            self.billing.handle(inboxes.stripe.by_event_id(event))
+            self.billing.handle(inboxes.from_stripe(event))
         except outbox.KeyInFlight as error:
             return error.status, {"Retry-After": str(error.retry_after.seconds)}
         except Poison:
@@ -144,7 +144,7 @@ def test_an_event_read_from_the_api_after_its_webhook_is_a_duplicate(service: St
     service.deliver()
     listed = stripe.Event.construct_from(PAID, key="sk_test")
 
-    billing.handle(inboxes.stripe.by_event_id(listed))
+    billing.handle(inboxes.from_stripe(listed))
 
     assert billing.orders == billing.duplicates == ["evt_1"]
 
@@ -163,7 +163,7 @@ def test_a_forged_event_cannot_use_up_the_id_of_a_real_one(
 @pytest.mark.parametrize("unverified", [PAID, json.dumps(PAID), json.dumps(PAID).encode(), None])
 def test_a_body_that_was_merely_parsed_is_refused_and_not_shown(unverified: object) -> None:
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.stripe.by_event_id(unverified)
+        inboxes.from_stripe(unverified)
 
     assert str(caught.value) == (
         f"event {type(unverified).__name__!r}: is not an event: pass the result of stripe.Webhook.construct_event, which verifies"
@@ -177,13 +177,13 @@ def event(**changed: Any) -> stripe.Event:
 
 def test_accounts_and_modes_are_distinguished() -> None:
     identities = [
-        inboxes.stripe.by_event_id(event()),
-        inboxes.stripe.by_event_id(event(livemode=False)),
-        inboxes.stripe.by_event_id(event(account="acct_A")),
-        inboxes.stripe.by_event_id(event(account="acct_B")),
-        inboxes.stripe.by_event_id(event(), account="ours in Europe"),
-        inboxes.stripe.by_event_id(event(account="acct_A"), account="ours in Europe"),
-        inboxes.stripe.by_event_id(event(object="v2.core.event", context="acct_C")),
+        inboxes.from_stripe(event()),
+        inboxes.from_stripe(event(livemode=False)),
+        inboxes.from_stripe(event(account="acct_A")),
+        inboxes.from_stripe(event(account="acct_B")),
+        inboxes.from_stripe(event(), account="ours in Europe"),
+        inboxes.from_stripe(event(account="acct_A"), account="ours in Europe"),
+        inboxes.from_stripe(event(object="v2.core.event", context="acct_C")),
     ]
 
     assert len({identity["scope"] for identity in identities}) == len(identities)
@@ -198,7 +198,7 @@ def test_a_notification_of_api_v2_has_its_event_id() -> None:
 
     notification = client.parse_event_notification(payload, header, SECRET)
 
-    assert inboxes.stripe.by_event_id(notification) == {"scope": "stripe:live::acct_C", "message_id": "evt_1"}
+    assert inboxes.from_stripe(notification) == {"scope": "stripe:live::acct_C", "message_id": "evt_1"}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,6 @@ def test_a_notification_of_api_v2_has_its_event_id() -> None:
 )
 def test_what_an_event_is_about_and_one_of_no_mode_are_refused(wrong: Any, text: str) -> None:
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.stripe.by_event_id(wrong)
+        inboxes.from_stripe(wrong)
 
     assert str(caught.value) == f"event {type(wrong).__name__!r}: {text}"

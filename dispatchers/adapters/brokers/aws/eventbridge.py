@@ -6,7 +6,7 @@
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # the detail type is `orders.placed`
 
 The event's detail is `{"metadata": {"event_id": ...}, "data": ...}`: the child key, where
-`outbox.inboxes.eventbridge.by_event_id` finds it, and the payload. After a lost answer an entry is `uncertain`, unless the
+`outbox.inboxes.from_eventbridge` finds it, and the payload. After a lost answer an entry is `uncertain`, unless the
 adapter has `at_least_once=True`.
 """
 

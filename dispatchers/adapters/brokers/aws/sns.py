@@ -4,7 +4,7 @@
     Dispatcher(..., adapters={"orders": orders})
 
 The message is like that of `SqsFifoAdapter`. A subscription with raw message delivery passes the attribute `event_id` on to a
-queue, where `outbox.inboxes.sqs.by_event_id` finds it.
+queue, where `outbox.inboxes.from_sqs` finds it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1", ordering_key="customer:ada")
 
 The body is the payload's JSON. The message group is the entry's ordering key, or else its id. The child key is also the message
-attribute `event_id`, where `outbox.inboxes.sqs.by_event_id` finds it.
+attribute `event_id`, where `outbox.inboxes.from_sqs` finds it.
 """
 
 from collections.abc import Mapping, Sequence
