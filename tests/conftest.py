@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import sqlalchemy as sa
-from support.cases import DATABASES, each_value_once, fewer_on_sqlite, one_case_each
+from support.cases import MARKED, each_value_once, fewer_on_sqlite, one_case_each, without_case
 from support.database import TABLES, Base, Client, Database
 from support.mariadb_copies import MariaDBCopies
 from support.mariadb_server import missing_program, temporary_mariadb, with_driver
@@ -29,6 +29,7 @@ EXAMPLES = int(os.environ.get("OUTBOX_TEST_EXAMPLES", "25"))
 hypothesis.settings.register_profile("outbox", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("outbox")
 
+TESTS = Path(__file__).parent
 GARBAGE_MIN = 10_000  # objects; with 50,000 the tests took more time
 
 # A shell's background job ignores Ctrl-C, and so would the processes that tests stop with it.
@@ -59,9 +60,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _choose(config, items)
+    is_whole = config.args == config.getini("testpaths") or [Path(path) for path in config.args] == [TESTS]
+    if is_whole and not _only_kind(config) and not config.getoption("--one-case") and (missed := without_case(items)):
+        raise pytest.UsageError(f"markers without effect, remove or mend them: {', '.join(missed)}")
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what repeats others, and what the options leave out."""
     if kind := _only_kind(config):
         chosen = [item for item in items if kind in item.name.partition("[")[2].rstrip("]").split("-")]
-        chosen = [item for item in chosen if item.name.partition("[")[0] not in DIFFERENT[kind]]
+        chosen = [item for item in chosen if kind not in _different_on(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
         return
@@ -80,12 +89,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _only_kind(config: pytest.Config) -> str | None:
-    return next((kind for kind in DIFFERENT if config.getoption(f"--{kind}")), None)
+    return next((kind for kind in ("portable", "mariadb") if config.getoption(f"--{kind}")), None)
+
+
+def _different_on(item: pytest.Item) -> set[str]:
+    return {mark.args[0] for mark in item.iter_markers("differs")}
 
 
 def _is_above_store(item: pytest.Item) -> bool:
     """Whether it tests what does the same on each database, as it does not touch the store's own statements."""
-    return item.path.parent.name in ("dispatchers", "cli", "dashboard") and item.path.stem not in ON_MARIADB
+    folder = item.path.relative_to(TESTS).parts[0]
+    return folder in ("dispatchers", "cli", "dashboard") and item.get_closest_marker("on_mariadb") is None
 
 
 @pytest.fixture(scope="session")
@@ -102,89 +116,8 @@ def server_url() -> Iterator[sa.URL]:
         yield sa.make_url(server.url)
 
 
-APP_SIDE = frozenset(
-    f"test_{name}"
-    for name in (
-        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners"),
-        *("due", "cancel", "races", "direct_statements"),
-        *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent"),
-        *("body_key", "mismatches"),
-        *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
-        *("inbox", "inbox_retention", "inbox_cloudevents", "inbox_stripe", "isolation"),
-        *("asgi", "asgi_claims", "fastapi", "django", "flask", "requests", "transactions"),
-        *("completion", "completion_failing"),
-    )
-)
-"""The modules whose tests run with the rights of `outbox db roles`, the app's and the dispatchers': `Database.roles`. Not those
-that are marked `owner`: they change the schema, or have a dispatcher on an engine of their own.
-"""
-
-
-IN_PORTABLE_MODE = frozenset({"test_enqueue_duplicates", "test_ordering_races", "test_leases_races", "test_run_once"})
-"""The modules whose tests run in the portable mode too. With `--portable` all tests of a database do, and no others run."""
-
-
-ON_MARIADB = frozenset(
-    f"test_{name}"
-    for name in (
-        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners"),
-        *("due", "cancel", "positions"),
-        *("idempotent", "idempotent_blocks", "idempotent_refusals", "idempotent_replay", "run_idempotent", "body_key"),
-        *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept"),
-        *("inbox", "inbox_retention", "inbox_batches", "inbox_duplicates"),
-        *("run_once", "ordering", "ordering_races", "lookups", "fair_share_claims", "fair_share_races"),
-        *("ordering_blocked", "flow_control_shared", "breaker_shared", "pause_shared"),
-        *("callbacks", "callbacks_concurrency", "completion", "completion_failing"),
-        *("retention", "retention_races", "unserved_log", "bad_rows"),
-        *("failover_guard", "admin_groups", "entry_filter", "proposals", "audit", "maintenance", "pages"),
-    )
-)
-"""The modules whose tests run on MariaDB too: what the store does. What is above the store does the same on each database."""
-
-
-NOT_PORTABLE: dict[str, str] = {
-    "test_two_dispatchers_run_each_callback_once": "a callback is called again after 40001, and commits once",
-    "test_one_dispatcher_works_in_one_event_loop_after_the_other": "a callback is called again after 40001",
-    "test_an_older_dispatcher_leaves_its_outcome_to_one_with_the_callback": "a callback is called again after 40001",
-    "test_prometheus_reads_the_database_at_each_scrape": "the sizes of the tables are not read",
-    "test_observing_sends_not_one_statement_more": "the first transaction of a connection asks for its level",
-    "test_the_first_check_writes_an_identity_and_the_next_ones_leave_it": "the identity has no place and no timeline",
-    "test_the_apps_start_refuses_an_engine_in_autocommit_mode": "the start refuses its level instead",
-    "test_of_two_who_confirm_at_once_one_carries_it_out": "the second operator gets 40001, and confirms again",
-    "test_an_async_callback_that_is_overdue_is_cancelled": "no other connection can end its transaction, as on SQLite",
-    "test_a_request_without_the_tables_learns_how_they_are_made": "a table is missing first, because there is no function",
-    "test_an_autocommit_connection_is_refused_and_nothing_is_written": "its engine cannot be in autocommit by the driver",
-}
-"""The tests of a database that are left out of `--portable`, each with what is different in that mode."""
-
-NOT_ON_MARIADB: dict[str, str] = {
-    "test_every_table_has_a_size": "its ANALYZE of the whole database is PostgreSQL's; the sizes are the server's estimates",
-    "test_observing_sends_not_one_statement_more": "the first transaction of a connection asks for the server's settings",
-    "test_without_the_tables_it_finds_that_and_leaves_out_what_needs_them": "a missing table counts as one without rights",
-    "test_a_request_without_the_tables_learns_how_they_are_made": "a table is missing first, because there is no function",
-    "test_an_autocommit_connection_is_refused_and_nothing_is_written": "its engine cannot be in autocommit by the driver",
-}
-"""The tests of a database that are left out of `--mariadb`, each with what is different there."""
-
-DIFFERENT = {"portable": NOT_PORTABLE, "mariadb": NOT_ON_MARIADB}
-
-HINTED = frozenset(
-    {
-        "test_hints",
-        "test_hint_sender",
-        "test_mismatches",
-        "test_wakeup",
-        "test_hinted_claims",
-        "test_dispatcher",
-        "test_dispatcher_keys",
-        "test_daemon",
-        "test_daemon_outages",
-        "test_many_processes",
-    }
-)
-"""The modules whose tests send hints to other engines and processes, as an app does. In the others no sender has a thread and a
-connection, which cost a test several times what it does itself; dispatchers of the process are woken all the same.
-"""
+def _has_apps_rights(node: pytest.Item) -> bool:
+    return node.get_closest_marker("as_app") is not None and node.get_closest_marker("owner") is None
 
 
 @pytest.fixture(scope="session")
@@ -225,8 +158,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def postgresql(copies: PostgreSQLCopies, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, on PostgreSQL."""
-    is_apps = request.module.__name__ in APP_SIDE and request.node.get_closest_marker("owner") is None
-    database = copies.take(as_roles=is_apps)
+    database = copies.take(as_roles=_has_apps_rights(request.node))
     yield database
     copies.give_back(database)
 
@@ -260,18 +192,16 @@ def mariadb_copies() -> Iterator[MariaDBCopies]:
 @pytest.fixture
 def mariadb(mariadb_copies: MariaDBCopies, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, on MariaDB."""
-    is_apps = request.module.__name__ in APP_SIDE and request.node.get_closest_marker("owner") is None
-    database = mariadb_copies.take(as_roles=is_apps)
+    database = mariadb_copies.take(as_roles=_has_apps_rights(request.node))
     yield database
     mariadb_copies.give_back(database, is_changed=request.node.get_closest_marker("owner") is not None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of `database` runs on each kind; on MariaDB those of the modules that show what differs there."""
+    """A test of `database` runs on PostgreSQL and SQLite, and on the others for which its module has a marker."""
     if "database" in metafunc.fixturenames and not _is_given(metafunc, "database"):
-        kinds = DATABASES[:3] if metafunc.module.__name__ in ON_MARIADB else DATABASES[:2]
-        if metafunc.module.__name__ in IN_PORTABLE_MODE:
-            kinds = DATABASES
+        others = [kind for mark, kind in MARKED.items() if metafunc.definition.get_closest_marker(mark)]
+        kinds = ("postgresql", "sqlite", *others)
         if kind := _only_kind(metafunc.config):
             kinds = (kind,)
         metafunc.parametrize("database", kinds, indirect=True)
@@ -292,7 +222,8 @@ def database(request: pytest.FixtureRequest) -> Database:
 
 @pytest.fixture(autouse=True)
 def hints_to_other_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.module.__name__ not in HINTED:
+    """Without `sends_hints` no sender has a thread and a connection, which cost a test several times what it does itself."""
+    if request.node.get_closest_marker("sends_hints") is None:
         for what in ("send", "count"):
             monkeypatch.setattr(HintSender, what, lambda *given, **settings: None)
 

@@ -20,6 +20,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause
 from outbox.sql.dialect import clock
 
+pytestmark = pytest.mark.on_mariadb
+
 PAGES = (
     "/overview",
     "/destinations",

@@ -9,6 +9,8 @@ from dispatchers import Rejected
 from dispatchers.admin.counts import Count
 from dispatchers.admin.groups import WAITING_MAX, list_groups, read_group
 
+pytestmark = pytest.mark.on_mariadb
+
 
 def test_a_blocked_group_names_what_blocks_it_and_counts_what_waits(database: Database, ob: outbox.Outbox) -> None:
     head, second, third = put_in_group(database, ob, "head", "second", "third")

@@ -21,6 +21,8 @@ from dispatchers.admin.resume import OperatorDecision, resume
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, forget_old_decisions
 from outbox.sql.dialect import clock
 
+pytestmark = pytest.mark.on_mariadb
+
 Decide = Callable[[sa.Connection, UUID], object]
 WHO: dict[str, Any] = {"actor": "ada", "reason": "looked"}
 

@@ -33,6 +33,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Retry, Settle, Transition
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 NO_OUTCOMES = [
     "no JSON",
     "[]",

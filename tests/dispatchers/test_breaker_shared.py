@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+import pytest
 from support.database import Database
 from support.entries import (
     HOUR,
@@ -34,6 +35,8 @@ from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from outbox.sql.dialect import clock_plus
+
+pytestmark = pytest.mark.on_mariadb
 
 
 def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database: Database, ob: outbox.Outbox) -> None:

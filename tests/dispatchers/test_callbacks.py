@@ -33,6 +33,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.keys import Tag, encode_native
 
+pytestmark = pytest.mark.on_mariadb
+
 SECRET = bytes(range(32))
 
 

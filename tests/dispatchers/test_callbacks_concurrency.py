@@ -16,6 +16,8 @@ from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Settlement
 
+pytestmark = pytest.mark.on_mariadb
+
 
 @pytest.fixture(params=["sync", "async"])
 def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Shop:
@@ -23,6 +25,7 @@ def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) 
     return Shop(database, ob, is_async=request.param == "async")
 
 
+@pytest.mark.differs("portable", "a callback is called again after 40001, and commits once")
 def test_two_dispatchers_run_each_callback_once(shop: Shop) -> None:
     put(shop.database, shop.ob, count=20)
     shop.on_settled(shop.pay)
@@ -132,6 +135,7 @@ def test_run_once_ends_though_each_callback_enqueues_another(shop: Shop) -> None
     assert states(shop.database) == {"delivered": 3, "pending": 1}
 
 
+@pytest.mark.differs("portable", "a callback is called again after 40001")
 def test_one_dispatcher_works_in_one_event_loop_after_the_other(database: Database, ob: outbox.Outbox) -> None:
     shop = Shop(database, ob, is_async=False)
     shop.on_settled(shop.pay)

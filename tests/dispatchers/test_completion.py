@@ -16,6 +16,8 @@ from dispatchers.admin.decisions import resolve
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries, tombstone_records
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 DAY = timedelta(days=1)
 
 

@@ -12,6 +12,8 @@ import outbox
 from dispatchers import Completed
 from dispatchers.adapters import MemoryAdapter
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 CARD = "4242424242424242"
 
 

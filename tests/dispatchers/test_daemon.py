@@ -27,6 +27,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.sends_hints
+
 SYNC = """
 effects = Operations()
 

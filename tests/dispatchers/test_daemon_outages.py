@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from support.daemons import GATED, Daemon, FileService, GatedService, daemon, sending_two, wait_for, write_factory
 from support.database import TABLES, Database
 from support.entries import put, put_one, state, states
 
 import outbox
+
+pytestmark = pytest.mark.sends_hints
 
 QUICK = """
 from support.daemons import FileService

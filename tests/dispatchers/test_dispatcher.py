@@ -29,6 +29,8 @@ from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, O
 from dispatchers.adapters import MemoryAdapter
 from outbox.sql.schema import SCHEMA_VERSION
 
+pytestmark = pytest.mark.sends_hints
+
 SLOW = Unknown("no answer")
 
 

@@ -27,6 +27,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_service import running_stripe
 
+pytestmark = pytest.mark.sends_hints
+
 DAY = 24 * HOUR
 SECRET = bytes(range(32))
 SLOW = Unknown("no answer")

@@ -30,6 +30,7 @@ def test_without_the_settings_it_says_what_it_did_not_check(database: Database) 
     )
 
 
+@pytest.mark.differs("mariadb", "a missing table counts as one without rights")
 def test_without_the_tables_it_finds_that_and_leaves_out_what_needs_them(database: Database) -> None:
     with database.owner() as connection:
         TABLES.metadata.drop_all(connection)

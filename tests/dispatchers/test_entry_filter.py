@@ -19,6 +19,8 @@ from outbox.errors import InvalidValue
 from outbox.sql.dialect import clock_plus, database_now
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 
 def listed(database: Database, entries_max: int = 50, **wanted: Any) -> list[UUID]:
     with database.engine.begin() as connection:

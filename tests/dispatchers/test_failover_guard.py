@@ -29,6 +29,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Release, Retry, Settle
 from outbox.errors import DecisionRefused, Suspended
 
+pytestmark = pytest.mark.on_mariadb
+
 META = TABLES.meta
 LATER = timedelta(minutes=5)
 
@@ -54,6 +56,7 @@ def hold(database: Database, reason: str = "restored") -> None:
 # --- the stored identity
 
 
+@pytest.mark.differs("portable", "the identity has no place and no timeline")
 def test_the_first_check_writes_an_identity_and_the_next_ones_leave_it(
     store: DatabaseStore, database: Database
 ) -> None:

@@ -23,6 +23,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Retry
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 RING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 
 

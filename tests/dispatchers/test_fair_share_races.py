@@ -16,6 +16,8 @@ from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 
+pytestmark = pytest.mark.on_mariadb
+
 RING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 
 
@@ -60,7 +62,7 @@ def test_an_uncommitted_claim_keeps_from_others_only_what_it_takes(postgresql: D
         assert bench.claim(2) == {"ada": 1, "ben": 1}
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite", "mariadb"])
 def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
     request: pytest.FixtureRequest, ob: outbox.Outbox, unfair: outbox.Outbox, kind: str
 ) -> None:

@@ -50,6 +50,8 @@ from dispatchers.admin.decisions import pause, resume
 from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
 
+pytestmark = pytest.mark.on_mariadb
+
 # --- cooldown
 
 

@@ -21,6 +21,8 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange, Survey
 
+pytestmark = pytest.mark.sends_hints
+
 ROUNDS_MAX = 15  # some may begin while the dispatcher has not begun to rest
 LONGER_SECONDS = 0.05  # each time, for a busy machine
 

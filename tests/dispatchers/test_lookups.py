@@ -29,6 +29,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 
 @pytest.fixture
 def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:

@@ -23,6 +23,8 @@ from dispatchers.process import daemon as daemon_module
 from dispatchers.store.database import DatabaseStore
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 OFTEN = """
 import dispatchers.process.daemon
 

@@ -20,6 +20,8 @@ from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.session import flush_all
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 # --- in order
 
 

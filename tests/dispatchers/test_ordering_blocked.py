@@ -16,6 +16,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, Settle
 from outbox.sql.dialect import clock
 
+pytestmark = pytest.mark.on_mariadb
+
 REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")
 

@@ -21,6 +21,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Survey
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 
 def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)

@@ -15,6 +15,8 @@ from dispatchers.time_limits import Window
 from outbox.configuration import AUDIT_WINDOW
 from outbox.times import NEVER
 
+pytestmark = pytest.mark.on_mariadb
+
 STATES = ["pending", "sending", "retry", "uncertain"]
 ENTRY = {"entry": 1, "settlement": 1, "event": 1}
 

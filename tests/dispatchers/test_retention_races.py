@@ -24,6 +24,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
 
+pytestmark = pytest.mark.on_mariadb
+
 TEST_TIMEOUT = 60
 PAST_AUDIT = AUDIT_WINDOW + A_MOMENT
 PAST_KEEP = KEEP + A_MOMENT

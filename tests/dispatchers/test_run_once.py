@@ -17,6 +17,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import Ending
 
+pytestmark = [pytest.mark.on_mariadb, pytest.mark.in_portable_mode]
+
 
 class LateClaims(DatabaseStore):
     """The second exchange reaches the database late, as it waits for SQLite's one writer."""

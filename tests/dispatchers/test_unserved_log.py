@@ -17,6 +17,8 @@ from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, Un
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry
 
+pytestmark = pytest.mark.on_mariadb
+
 
 def unserved(operation: str = "crm.upsert") -> ClaimedEntry:
     return claimed("crm")._replace(operation=operation)

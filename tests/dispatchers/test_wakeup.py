@@ -23,6 +23,8 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Survey
 from outbox.hint_sender import HintSender
 
+pytestmark = pytest.mark.sends_hints
+
 ROUNDS = 5  # the first may come while the dispatcher has not begun to rest
 
 

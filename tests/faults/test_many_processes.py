@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from support.daemons import FileService, daemon, wait_for, write_factory
 from support.database import TABLES, Database
@@ -11,6 +12,8 @@ from support.entries import HOUR, age, put, run_once, states
 from support.verify import broken_rules
 
 import outbox
+
+pytestmark = pytest.mark.sends_hints
 
 PROCESSES = 8
 ENTRIES = 150

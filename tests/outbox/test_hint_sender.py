@@ -29,6 +29,8 @@ import outbox
 from outbox import hint_sender, hints
 from outbox.sql.hint_messages import Hint
 
+pytestmark = pytest.mark.sends_hints
+
 
 @pytest.fixture(autouse=True)
 def no_other_senders() -> None:

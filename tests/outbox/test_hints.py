@@ -18,6 +18,8 @@ from support.hints import CRM, TEST_TIMEOUT, by_connection, by_session, enqueue,
 import outbox
 from outbox import hint_sender, hints
 
+pytestmark = pytest.mark.sends_hints
+
 
 @pytest.fixture(autouse=True)
 def no_other_senders() -> None:

@@ -219,6 +219,8 @@ def test_a_database_error_while_claiming_is_raised_and_not_observed(database, ob
     assert len(database.orders) == NOTHING["orders"]
 
 
+@pytest.mark.differs("mariadb", "the first transaction of a connection asks for the server's settings")
+@pytest.mark.differs("portable", "the first transaction of a connection asks for its level")
 def test_observing_sends_not_one_statement_more(database, ob):
     sent = []
     for outbox_of in (outbox.Outbox(KEYRING, env="test"), ob):

@@ -1,6 +1,6 @@
 """Which cases of parametrized tests are run, where running all of them repeats what others show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -9,6 +9,8 @@ import pytest
 DATABASES = ("postgresql", "sqlite", "mariadb", "portable")
 SESSIONS = ("sync", "async")
 ASGI_APPS = ("starlette", "middleware", "fastapi", "fastapi_sync")
+MARKED = {"on_mariadb": "mariadb", "in_portable_mode": "portable"}
+"""The databases on which a test runs only if its module, or the test itself, has this marker."""
 PLATFORMS = (DATABASES, SESSIONS, ASGI_APPS)
 """What a whole test is repeated on. The ASGI apps share one integration; Flask's and Django's are others, and count as values."""
 
@@ -51,17 +53,32 @@ def fewer_on_sqlite(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return kept
 
 
+def without_case(items: Sequence[pytest.Item]) -> list[str]:
+    """Each marker of `MARKED`, with its module, for which no case is left: it would promise what no test does."""
+    marked: dict[tuple[str, str], bool] = {}
+    for item in items:
+        for marker, kind in MARKED.items():
+            if item.get_closest_marker(marker):
+                place = item.nodeid.partition("::")[0], marker
+                marked[place] = marked.get(place, False) or any(kind in case.platform for case in _cases_of([item]))
+    return [f"{marker} of {module}" for (module, marker), is_met in marked.items() if not is_met]
+
+
 def _by_test(items: Sequence[pytest.Item]) -> dict[str, list[Case]]:
     cases: dict[str, list[Case]] = {}
+    for case in _cases_of(items):
+        cases.setdefault(case.item.nodeid.partition("[")[0], []).append(case)
+    return cases
+
+
+def _cases_of(items: Iterable[pytest.Item]) -> Iterator[Case]:
     for item in items:
-        test, _, parameters = item.nodeid.partition("[")
-        words = parameters.removesuffix("]").split("-")
+        words = item.nodeid.partition("[")[2].removesuffix("]").split("-")
         known = [[word for word in words if word in platform][:1] for platform in PLATFORMS]
         platform = tuple(word for found in known for word in found)
         for word in platform:
             words.remove(word)
-        cases.setdefault(test, []).append(Case(item, platform, "-".join(words)))
-    return cases
+        yield Case(item, platform, "-".join(words))
 
 
 def _chosen(cases: Sequence[Case], turn: int) -> list[Case]:

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once, fewer_on_sqlite
+from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once, fewer_on_sqlite, without_case
 
 
 @dataclass
@@ -114,3 +114,15 @@ def test_what_runs_on_sqlite_only_is_not_left_out() -> None:
 
     assert ["sqlite", "two"] in chosen
     assert ["postgresql", "one"] in chosen
+
+
+def test_a_marker_that_no_case_of_its_module_meets_is_named() -> None:
+    met = cases("tests/test_store.py::test_met", DATABASES[:3], markers=["on_mariadb"])
+    beside = cases("tests/test_store.py::test_on_postgresql_only", ["given"], markers=["on_mariadb"])
+    missed = cases("tests/test_plans.py::test_missed", DATABASES[:2], markers=["on_mariadb", "in_portable_mode"])
+
+    assert without_case([*met, *beside]) == []
+    assert without_case([*met, *missed]) == [
+        "on_mariadb of tests/test_plans.py",
+        "in_portable_mode of tests/test_plans.py",
+    ]

@@ -14,6 +14,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from outbox.times import EPOCH
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 
 def cancel(database: Database, ob: outbox.Outbox, id: UUID) -> bool:
     with database.begin() as session:

@@ -20,6 +20,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from outbox.sql import fast_execute
 
+pytestmark = pytest.mark.as_app
+
 ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
 PLAIN_CORE: dict[str, Any] = {"execution_options": {"outbox_plain_core": True}}
 BOTH_WAYS = pytest.mark.parametrize("way", [{}, PLAIN_CORE], ids=["short way", "plain core"])

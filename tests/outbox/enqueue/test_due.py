@@ -16,6 +16,8 @@ from dispatchers.admin.entries import list_entries, read_entry
 from dispatchers.admin.entry_filter import WAITING_STATES, Filter
 from dispatchers.admin.overview import read_overview
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 ODD_OFFSET = timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999))
 ZONES = ("UTC", "America/Los_Angeles", "Pacific/Kiritimati", "Asia/Kathmandu", "Africa/Monrovia")
 

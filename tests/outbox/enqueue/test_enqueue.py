@@ -15,6 +15,8 @@ from support.database import CHARGE, PAYLOAD, Order, statements_of
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 NEXT_ID = sa.text("SELECT CAST(CAST(pg_current_xact_id() AS text) AS bigint)")
 JSON = st.recursive(
     st.none()

@@ -9,6 +9,8 @@ from support.database import CHARGE, PAYLOAD, Order
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb, pytest.mark.in_portable_mode]
+
 TEXT = (
     "'stripe.payment_intents.create' of parent 'invoice:42' (scope 'acct_1', source 'app') with discriminator 'line:7'"
     " was enqueued before: give another discriminator for another effect, or if_exists='ignore' to keep the first"

@@ -6,6 +6,8 @@ from sqlalchemy.orm import Session
 from support.database import Order
 from support.enqueued import enqueue, listen, parents
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 
 @pytest.mark.parametrize("moment", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
 def test_a_listener_may_enqueue(database, ob, moment):

@@ -179,6 +179,8 @@ def autocommit_by_driver(database):
     return Session(database.unprepared_engine(connect_args=driver))
 
 
+@pytest.mark.differs("mariadb", "its engine cannot be in autocommit by the driver")
+@pytest.mark.differs("portable", "its engine cannot be in autocommit by the driver")
 @pytest.mark.parametrize("open_session", [autocommit_by_engine, autocommit_by_execution_options, autocommit_by_driver])
 def test_an_autocommit_connection_is_refused_and_nothing_is_written(database, ob, open_session):
     with open_session(database) as session:

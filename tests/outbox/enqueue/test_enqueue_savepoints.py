@@ -10,6 +10,8 @@ from support.enqueued import enqueue, expire_all, forget_all, listen, parents
 import outbox
 from outbox.session import flush_all
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 
 def test_an_enqueue_after_a_released_savepoint_is_kept(database, ob):
     with database.session() as session:

@@ -12,6 +12,8 @@ import outbox
 from outbox.errors import ClaimError
 from outbox.session import flush_all
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 # --- rollback, close, reuse
 
 

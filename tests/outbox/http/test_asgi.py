@@ -23,6 +23,8 @@ from test_requests import until_a_session_waits
 import outbox
 from outbox.http.starlette import IdempotencyMiddleware
 
+pytestmark = pytest.mark.as_app
+
 
 @pytest.fixture
 def shop(postgresql: Database, ob: outbox.Outbox) -> Shop:

@@ -19,6 +19,8 @@ import outbox
 from outbox.http import Policy
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware, claimed_request
 
+pytestmark = pytest.mark.as_app
+
 
 @pytest.fixture
 def shop(postgresql: Database, ob: outbox.Outbox) -> Shop:

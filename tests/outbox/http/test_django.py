@@ -22,6 +22,8 @@ import outbox
 from outbox.http import Policy
 from outbox.http.django import ClaimedRequest, Idempotency, as_response, joined_session
 
+pytestmark = pytest.mark.as_app
+
 PLACE = "INSERT INTO shop_order (customer, amount) VALUES ('ada', 2000)"
 
 

@@ -18,6 +18,8 @@ from outbox.http import Policy
 from outbox.http.fastapi import ClaimedRequest, claimed, document_refusals
 from outbox.http.starlette import IdempotencyMiddleware
 
+pytestmark = pytest.mark.as_app
+
 
 @pytest.fixture
 def shop(postgresql: Database, ob: outbox.Outbox) -> Shop:

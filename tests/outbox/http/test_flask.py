@@ -16,6 +16,8 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 import outbox
 from outbox.http.flask import ClaimedRequest, Idempotency
 
+pytestmark = pytest.mark.as_app
+
 HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}
 
 

@@ -15,6 +15,8 @@ from support.http_shop import CHUNKS, Shop, shop_with_a_hot_row
 import outbox
 from outbox.http.openapi import kinds_by_status
 
+pytestmark = pytest.mark.as_app
+
 SECOND = timedelta(seconds=1)
 
 

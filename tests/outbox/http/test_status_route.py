@@ -23,6 +23,8 @@ from dispatchers import Completed, Delivered, Rejected
 from dispatchers.adapters import MemoryAdapter
 from outbox.http.status_route import StatusRoute
 
+pytestmark = pytest.mark.as_app
+
 
 async def caller_of(scope: Mapping[str, Any]) -> str | None:
     """As an app would: by a header that its authentication has set."""

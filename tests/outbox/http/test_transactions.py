@@ -13,6 +13,8 @@ from outbox.http import Policy, RequestTransaction
 from outbox.http.answers import Answer, plain_answer
 from outbox.requests.savepoints import request_savepoint
 
+pytestmark = pytest.mark.as_app
+
 BODY = b'{"amount": 2000}'
 CREATED = Answer(201, b'{"order": 1}', (("Content-Type", "application/json"),))
 NOTHING = {"orders": 0, "records": 0, "entries": 0, "queue": 0}

@@ -15,6 +15,8 @@ from support.database import ALL, CHARGE, NOTHING, PAYLOAD, Order, statements_of
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 TRACE = (
     "consumer 'billing' has handled message 'evt_1' before. Check message.duplicate first, and acknowledge the message"
 )

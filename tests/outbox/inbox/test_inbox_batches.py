@@ -18,6 +18,8 @@ from support.inbox_batches import ACTIONS, ENDINGS, ENDINGS_BY_SQL, MESSAGES, SP
 
 import outbox
 
+pytestmark = pytest.mark.on_mariadb
+
 kinds = pytest.mark.parametrize("driver", [None, "psycopg", "asyncpg"], ids=["session", "psycopg", "asyncpg"])
 ended_on_its_connection = pytest.mark.filterwarnings(
     "ignore:.*already deassociated from connection:sqlalchemy.exc.SAWarning",

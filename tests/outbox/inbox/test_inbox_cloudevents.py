@@ -17,6 +17,8 @@ import outbox
 from outbox import inboxes
 from outbox.inboxes import MessageIdentity
 
+pytestmark = pytest.mark.as_app
+
 ATTRIBUTES = {"id": "evt_1", "source": "/shop/orders", "type": "test.order.placed"}
 IDENTITY = {"scope": "cloudevents:shop:/shop/orders", "message_id": "evt_1"}
 

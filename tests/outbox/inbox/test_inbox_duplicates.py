@@ -3,12 +3,15 @@
 from contextlib import suppress
 from uuid import uuid4
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import Database, Order, statements_of
 from support.inbox_batches import Action
 
 import outbox
+
+pytestmark = pytest.mark.on_mariadb
 
 INSERT = "INSERT INTO shop_order (customer, amount) VALUES ('twice', 1)"
 

@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from support.consumer import Consumer
 from support.database import ALL, TABLES
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 A_MOMENT = timedelta(minutes=1)
 
 

@@ -16,6 +16,8 @@ from support.database import Database
 import outbox
 from outbox import inboxes
 
+pytestmark = pytest.mark.as_app
+
 SECRET = "whsec_test"
 PAID = {
     "id": "evt_1",

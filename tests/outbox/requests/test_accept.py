@@ -17,6 +17,8 @@ from outbox.keys import Keyring
 from outbox.metrics.gauges import read_open_records
 from outbox.requests.accepted import POLL_FIRST, POLL_LAST, poll_after
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 DAY = timedelta(days=1)
 
 

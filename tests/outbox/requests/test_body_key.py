@@ -24,6 +24,8 @@ from outbox.keys import pae
 from outbox.requests.body_key import BodyRequest, body_key
 from outbox.times import EPOCH
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 PRINT = bytes(32)
 
 

@@ -9,6 +9,8 @@ from support.database import ALL, CHARGE, PAYLOAD, REQUEST, TABLES, Order
 import outbox
 from outbox.fingerprint import fingerprint
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 DAY = timedelta(hours=24)
 A_MOMENT = timedelta(minutes=1)
 

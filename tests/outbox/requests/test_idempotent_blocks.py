@@ -6,6 +6,8 @@ from support.database import ALL, CHARGE, PAYLOAD, REQUEST, Order, colliding_ord
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 LOST = (
     "the transaction of the claim on key 'retry-001' was rolled back, closed or committed inside its block, and cannot be"
     " committed any more: roll the session back after the block and run the request again"

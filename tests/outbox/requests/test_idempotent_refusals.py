@@ -10,6 +10,8 @@ from support.database import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST, Order
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 MISSING = "the request has no idempotency key: send one, e.g. a UUID, and repeat it with each retry"
 MALFORMED = "the idempotency key is malformed: parent "
 KEYS = {

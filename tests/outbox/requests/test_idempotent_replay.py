@@ -6,6 +6,8 @@ from support.database import ALL, CHARGE, PAYLOAD, REQUEST, Order
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 TRACE = (
     "the request with key 'retry-001' was answered before. Check claim.replayed first and return claim.response, or"
     " use outbox.run_idempotent, which does"

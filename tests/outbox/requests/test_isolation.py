@@ -21,6 +21,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from outbox.session import flush_all
 
+pytestmark = pytest.mark.as_app
+
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
 WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}

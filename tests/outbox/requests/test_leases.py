@@ -10,6 +10,8 @@ from support.leases import KEY, MINUTE, RECEIPT, Shop
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 OTHER_BODY = {"customer": "bob", "amount": 1}
 LEASED = {"orders": 0, "records": 1, "entries": 0, "queue": 0}
 

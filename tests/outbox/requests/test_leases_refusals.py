@@ -14,6 +14,8 @@ from support.retention import clean, elapse, settle_all
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 
 @pytest.fixture
 def shop(database, ob):

@@ -17,6 +17,8 @@ import outbox
 from outbox.requests import lease_renewal
 from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal, retries_after
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 RECORD = UUID(int=1)
 HOUR = timedelta(hours=1)
 SHORT = timedelta(seconds=1)  # the shortest lease that may be asked for

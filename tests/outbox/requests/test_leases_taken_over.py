@@ -11,6 +11,8 @@ from support.retention import shift
 import outbox
 from outbox.requests import lease_records
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 LEASED = {"orders": 0, "records": 1, "entries": 0, "queue": 0}
 LOST = (
     "the lease on key 'retry-001' expired and another attempt took the request over: nothing of this attempt is stored. Both"

@@ -19,6 +19,8 @@ from outbox import hint_sender, hints, migrations
 from outbox.errors import RequestMismatch
 from outbox.sql.mismatch_counts import CountTables, statements
 
+pytestmark = [pytest.mark.as_app, pytest.mark.sends_hints]
+
 OTHER = {"customer": "ada", "amount": 13}
 KEY = "key-00001"
 

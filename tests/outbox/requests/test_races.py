@@ -14,6 +14,8 @@ from support.database import ALL, Order
 
 import outbox
 
+pytestmark = pytest.mark.as_app
+
 
 @pytest.fixture
 def shop(postgresql, ob):

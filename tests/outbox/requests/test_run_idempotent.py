@@ -10,6 +10,8 @@ from support.database import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST, Order
 
 import outbox
 
+pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
+
 ARGUMENTS = {"scope": "acct_1", "request": REQUEST}
 
 
