@@ -21,6 +21,7 @@ class Item:
 
 
 def cases(test: str, *axes: Collection[str], markers: Collection[str] = ()) -> list[Any]:
+    test = test if "::" in test else f"tests/test_shop.py::{test}"
     return [Item(f"{test}[{'-'.join(words)}]", markers) for words in product(*axes)]
 
 
@@ -75,7 +76,7 @@ def test_different_tests_get_different_databases_and_kinds_of_session() -> None:
     assert len(chosen) == len(items) / 2
     assert {tuple(words) for words in words_of(chosen)} == set(product(DATABASES, SESSIONS))
     for number in range(20):
-        of_test = list(words_of([item for item in chosen if item.nodeid.startswith(f"test_{number}[")]))
+        of_test = list(words_of([item for item in chosen if f"::test_{number}[" in item.nodeid]))
         assert ({words[0] for words in of_test}, {words[1] for words in of_test}) == (set(DATABASES), set(SESSIONS))
 
 
@@ -126,3 +127,11 @@ def test_a_marker_that_no_case_of_its_module_meets_is_named() -> None:
         "on_mariadb of tests/test_plans.py",
         "in_portable_mode of tests/test_plans.py",
     ]
+
+
+def test_a_renamed_test_runs_the_same_cases() -> None:
+    def chosen(name: str) -> list[list[str]]:
+        items = [item for test in ("test_first", name, "test_last") for item in cases(test, DATABASES, "abc")]
+        return list(words_of(each_value_once(items)))
+
+    assert chosen("test_before") == chosen("test_after")
