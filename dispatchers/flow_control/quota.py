@@ -10,7 +10,7 @@ class Quota(NamedTuple):
     due_from: entries that are due earlier were seen already.
     admitted: whether the flow state was checked while the destination's row was locked; otherwise the claim checks it.
     reserved: how many permits are also taken from the total of all destinations. A claim brings at most the sum over its quotas.
-    called_back: whether `CallbackPace` also counts the permits.
+    called_back: how many permits are also taken from the total of the destinations with callbacks; None if it has no callbacks.
     recent: all entries that became due longer ago than this were seen already; None if they were not.
     """
 
@@ -19,5 +19,5 @@ class Quota(NamedTuple):
     due_from: datetime
     reserved: int = 0
     admitted: bool = False
-    called_back: bool = False
+    called_back: int | None = None
     recent: timedelta | None = None

@@ -44,18 +44,23 @@ class CallbackPace:
     def applies_to(self, destination: str) -> bool:
         return destination in self._destinations or service_of(destination) in self._destinations
 
+    @property
+    def free_in_all(self) -> int:
+        """How many more entries may be claimed, of all destinations with callbacks."""
+        return max(0, self.entries_max - self._taken_in_all)
+
     def free(self, destination: str) -> int:
         """How many more of its entries may be claimed. One destination gets half of all at most, so that others need not wait."""
-        most = self.entries_max
-        return max(0, min(most - self._taken_in_all, (most + 1) // 2 - self._taken[destination]))
+        return max(0, (self.entries_max + 1) // 2 - self._taken[destination])
 
-    def reserve(self, destination: str, entries: int = 1) -> None:
+    def reserve(self, destination: str, entries: int = 1, *, in_all: int = 1) -> None:
+        """in_all: how many of the entries count for the total. A claim asks for more than it may bring."""
         self._destinations.add(destination)
         self._taken[destination] += entries
-        self._taken_in_all += entries
+        self._taken_in_all += in_all
 
-    def give_back(self, destination: str, entries: int = 1) -> None:
+    def give_back(self, destination: str, entries: int = 1, *, in_all: int = 1) -> None:
         self._taken[destination] -= entries
-        self._taken_in_all -= entries
+        self._taken_in_all -= in_all
         if not self._taken[destination]:
             del self._taken[destination]

@@ -25,7 +25,7 @@ from dispatchers.pipeline.levels import read_levels
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, entries_max
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, callbacks_max, entries_max
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
@@ -354,6 +354,7 @@ class ClaimLoops:
         return ClaimRequest(
             quotas=quotas,
             entries_max=entries_max(quotas),
+            callbacks_max=callbacks_max(quotas),
             token=UUID(int=self._rng.getrandbits(128)),
             lease=self._settings.lease,
             forms=self._routes.forms,

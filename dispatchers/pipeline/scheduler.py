@@ -1,8 +1,8 @@
 """Chooses the next destinations to claim for, how many entries of each, and from which due time on. No I/O."""
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import ClaimAhead
+from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
@@ -28,8 +29,13 @@ def entries_max(quotas: Sequence[Quota]) -> int:
     return sum(quota.reserved for quota in quotas)
 
 
+def callbacks_max(quotas: Sequence[Quota]) -> int:
+    """The maximal number of entries that may need a callback of a claim with these quotas."""
+    return sum(quota.called_back or 0 for quota in quotas)
+
+
 class Scheduler:
-    """The order of the destinations, and the permits of each.
+    """Whom to ask next for how many entries: the permits of each destination, and those that all share.
 
     home: the destinations of registered adapters, for which every round claims.
     permits: how many sends to one destination run at the same time. permits_of: other numbers for single destinations.
@@ -49,8 +55,7 @@ class Scheduler:
         pace: CallbackPace | None = None,
         ahead: ClaimAhead | None = None,
     ) -> None:
-        self.home = frozenset(home)
-        self._names = OrderedDict.fromkeys(sorted(self.home))  # in the order of the next claims
+        self._turns = Turns(home)
         self._permits = permits
         self._own_permits = permits_of
         self._shut_until = shut_until
@@ -64,46 +69,39 @@ class Scheduler:
         self._unserved: dict[str, None] = {}
         self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
         self._asked_at: dict[str, float] = {}  # when a full read began
-        self._unasked = 0
-        self._hinted: list[str] = []  # these come before all others
-        self._met: set[str] = set()  # named by hints since the last sweep, which may have begun before the commit
         self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
+
+    @property
+    def home(self) -> Collection[str]:
+        return self._turns.home
 
     @property
     def destinations(self) -> Collection[str]:
         """All known destinations."""
-        return tuple(self._names)
+        return self._turns.names
 
     @property
     def all_asked(self) -> bool:
-        """Whether the round is over: every destination was asked, and none brought an entry."""
-        return self._unasked <= 0 and not self._hinted
+        """Whether the round is over: every destination was asked that may be asked now, and none brought an entry."""
+        return self._turns.are_over and not (self._turns.held and self._pace.free_in_all)
 
     @property
     def is_hinted(self) -> bool:
         """Whether hints have named the next destinations."""
-        return bool(self._hinted)
+        return self._turns.are_hinted
 
     def begin_round(self) -> None:
-        self._unasked = len(self._names)
+        self._turns.begin_round()
 
     def learn(self, found: Iterable[str]) -> None:
         """Set the destinations with entries. The next round also claims entries that are due before the cursors."""
         self._due_from.clear()
-        known = self.home.union(found, self._met)
-        self._met.clear()
-        kept = [name for name in self._names if name in known]
-        new = sorted(known.difference(kept))
-        self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their order
-        self.ahead.forget_all_but(known)
-        self.begin_round()
+        self._turns.learn(found)
+        self.ahead.forget_all_but(self._turns.names)
 
     def meet(self, found: Iterable[str]) -> None:
         """Claim next for these destinations, which have new entries. If no round is running, claim for no others."""
-        names = set(found)
-        self._met |= names
-        self._names.update(dict.fromkeys(sorted(names.difference(self._names))))
-        self._hinted = sorted(names.union(self._hinted))
+        self._turns.meet(found)
 
     def permits_of(self, name: str) -> int:
         """How many entries of this destination may be sent at the same time."""
@@ -133,49 +131,49 @@ class Scheduler:
         """The next quotas. Their permits are taken until `give_back`.
 
         A quota is at most half of the destination's permits, so that one half is sent while the other half is settled and
-        claimed. The sum may be more than the free total, because few destinations have so many due entries.
+        claimed. The sums may be more than what all destinations share, because few destinations have so many due entries.
         """
         quotas: list[Quota] = []
-        most_in_all = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
-        for name in self._next_names() if free > 0 else ():
-            called_back = self._pace.applies_to(name)
-            most = self.permits_of(name)
-            if self.claims_ahead and not called_back:
-                most += self.ahead.entries(name, now)
-            permits = min(most - self._taken[name], (most + 1) // 2, most_in_all)
-            if called_back:
-                permits = min(permits, self._pace.free(name))
-            is_paused = self._shut_until.get(service_of(name)) == math.inf  # a pause of `stripe` pauses its accounts
-            shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
-            if permits > 0 and not is_paused and shut_until <= now:
-                recent = self._recent(name, now)
-                due_from = self._due_from.get(name, EPOCH)
-                reserved = min(permits, free)
-                quotas.append(Quota(name, permits, due_from, reserved=reserved, called_back=called_back, recent=recent))
-                if called_back:
-                    self._pace.reserve(name, permits)
-                self._taken[name] += permits
-                self._taken_in_all += reserved
+        most = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+        most_called = free_called = self._pace.free_in_all
+        for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
+            if self._is_shut(name, now):
+                continue
+            is_called = self._pace.applies_to(name)
+            if is_called and not most_called:
+                self._turns.hold(name)
+                continue
+            permits = min(self._free_permits(name, now, is_called=is_called), most)
+            if is_called:
+                permits = min(permits, self._pace.free(name), most_called)
+            if permits > 0:
+                reserved, called = min(permits, free), min(permits, free_called) if is_called else None
+                quotas.append(self._quota(name, permits, now, reserved, called))
                 free -= reserved
+                free_called -= called or 0
+            if len(quotas) >= DESTINATIONS_MAX:
+                break
         return quotas
 
-    def _next_names(self) -> Iterator[str]:
-        """The destinations named by hints; then, while a round is running, the other ones in their order."""
-        is_round = self._unasked > 0 or not self._hinted
-        asked: set[str] = set()
-        while self._hinted and len(asked) < DESTINATIONS_MAX:
-            asked.add(self._hinted[-1])
-            yield self._hinted.pop()
-        for _ in range(min(len(self._names), DESTINATIONS_MAX - len(asked)) if is_round else 0):
-            name = next(iter(self._names))
-            self._names.move_to_end(name)
-            self._unasked -= 1
-            if name not in asked:
-                yield name
+    def _is_shut(self, name: str, now: float) -> bool:
+        if self._shut_until.get(service_of(name)) == math.inf:  # a pause of `stripe` pauses its accounts
+            return True
+        return max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0)) > now
 
-    def _put_first(self, name: str) -> None:
-        self._names[name] = None
-        self._names.move_to_end(name, last=False)
+    def _free_permits(self, name: str, now: float, *, is_called: bool) -> int:
+        most = self.permits_of(name)
+        if self.claims_ahead and not is_called:
+            most += self.ahead.entries(name, now)
+        return min(most - self._taken[name], (most + 1) // 2)
+
+    def _quota(self, name: str, permits: int, now: float, reserved: int, called: int | None) -> Quota:
+        """A quota, and the permits for it. reserved, called: what it takes of the total, and of the callbacks' total."""
+        self._taken[name] += permits
+        self._taken_in_all += reserved
+        if called is not None:
+            self._pace.reserve(name, permits, in_all=called)
+        due_from, recent = self._due_from.get(name, EPOCH), self._recent(name, now)
+        return Quota(name, permits, due_from, reserved=reserved, called_back=called, recent=recent)
 
     def found(
         self,
@@ -189,19 +187,15 @@ class Scheduler:
 
         A round begins after each claim that brought entries, because more may be due. hints_follow: whether hints announce new
         entries; then a round begins only if half of a quota was used (not all of it, because the claim rounds quotas).
-        passed_over: how many entries were claimed beside `claimed`. If the claim is full, its last destinations may not have
-        been asked, so they come first again.
+        passed_over: how many entries were claimed beside `claimed`.
         """
         self._return(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.reserve(name, count)
-        without = [quota for quota in quotas if not counts[quota.destination]]
-        is_full = len(claimed) + passed_over >= entries_max(quotas)
-        if is_full:
-            self._ask_first(without)
-        else:
-            self._note_reads(without)
+        unreached = _unreached(quotas, counts, passed_over)
+        self._turns.owe(quota.destination for quota in unreached)
+        self._note_reads([quota for quota in quotas if not counts[quota.destination] and quota not in unreached])
         if not claimed:
             return False
         self._remember_due_from(claimed)
@@ -209,18 +203,12 @@ class Scheduler:
         if (
             hints_follow
             and are_few
-            and not is_full
+            and not unreached
             and all(2 * counts[quota.destination] < quota.permits for quota in quotas)
         ):
             return False
         self.begin_round()
         return True
-
-    def _ask_first(self, quotas: Sequence[Quota]) -> None:
-        for quota in reversed(quotas):
-            if quota.destination in self._names:
-                self._put_first(quota.destination)
-                self._unasked += 1
 
     def _note_reads(self, quotas: Sequence[Quota]) -> None:
         """Note full reads that found no entry which this process serves."""
@@ -230,14 +218,15 @@ class Scheduler:
                 self._read_at[quota.destination] = asked_at
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
-        """Give back the permits of a claim that failed."""
+        """Give back the permits of a claim that failed. Its destinations keep their turns."""
         self._return(quotas)
+        self._turns.owe(quota.destination for quota in quotas)
 
     def _return(self, quotas: Sequence[Quota]) -> None:
         for quota in quotas:
             self._free(quota.destination, quota.permits, quota.reserved)
-            if quota.called_back:
-                self._pace.give_back(quota.destination, quota.permits)
+            if quota.called_back is not None:
+                self._pace.give_back(quota.destination, quota.permits, in_all=quota.called_back)
 
     def reserve(self, name: str, permits: int = 1) -> None:
         """Take permits for entries that were claimed, or that are sent but not settled yet."""
@@ -271,3 +260,20 @@ class Scheduler:
                 latest[entry.destination] = entry.queued_at
         for name, queued_at in latest.items():
             self._due_from[name] = max(self._due_from.get(name, EPOCH), queued_at - DUE_FROM_SLACK)
+
+
+def _unreached(quotas: Sequence[Quota], counts: Mapping[str, int], passed_over: int) -> list[Quota]:
+    """The quotas that a full claim may not have reached: those without an entry.
+
+    A claim certainly reaches its first quota. So those that are asked first after it become fewer with each full claim, and each
+    destination is reached some time, whatever the order in which the database serves them.
+    """
+    called = [quota for quota in quotas if quota.called_back is not None]
+    claimed, claimed_called = (sum(counts.get(each.destination, 0) for each in some) for some in (quotas, called))
+    if claimed + passed_over >= entries_max(quotas):
+        asked = quotas[1:]
+    elif called and claimed_called + passed_over >= callbacks_max(called):
+        asked = called[1:]
+    else:
+        asked = []
+    return [quota for quota in asked if not counts.get(quota.destination)]

@@ -163,15 +163,17 @@ class SharingScheduler(Scheduler):
 
     def _shared(self, quota: Quota, now: float) -> Quota:
         name = quota.destination
-        ahead = self.ahead.entries(name, now) if self.claims_ahead and not quota.called_back else 0
+        ahead = self.ahead.entries(name, now) if self.claims_ahead and quota.called_back is None else 0
         permits, again_in = self._share.shared.take(self._share.database, name, quota.permits, now, ahead=ahead)
         if again_in is not None:
             self._shut[name] = max(self._shut.get(name, 0.0), now + again_in)
         reserved = min(quota.reserved, permits)
         self._free(name, quota.permits - permits, quota.reserved - reserved)
-        if quota.called_back:
-            self._pace.give_back(name, quota.permits - permits)
-        return quota._replace(permits=permits, reserved=reserved)
+        if quota.called_back is None:
+            return quota._replace(permits=permits, reserved=reserved)
+        called = min(quota.called_back, permits)
+        self._pace.give_back(name, quota.permits - permits, in_all=quota.called_back - called)
+        return quota._replace(permits=permits, reserved=reserved, called_back=called)
 
     def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry], **noted: Any) -> bool:
         self._end_claim(quotas, claimed)

@@ -55,11 +55,13 @@ def claim(
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
     now, quotas = _allowed(connection, tables, request, rounds)
     claimed: list[ClaimedEntry] = []
+    callbacks_left = request.callbacks_max
     for quota in quotas:
-        left = request.entries_max - len(claimed)
-        if left <= 0:
-            break
-        quota = quota._replace(permits=min(quota.permits, left))
+        before, left = len(claimed), request.entries_max - len(claimed)
+        is_called = quota.called_back is not None
+        quota = quota._replace(permits=min(quota.permits, left, callbacks_left if is_called else left))
+        if quota.permits <= 0:
+            continue
         if quota.destination in rounds:
             quota = quota._replace(due_from=rounds.due_from(quota))
             shared = _share_out(connection, tables, quota, request, now, rounds)
@@ -67,6 +69,7 @@ def claim(
             quota = quota._replace(permits=quota.permits - len(shared))
         if quota.permits:
             claimed += _take(connection, tables, quota, request, now)
+        callbacks_left -= (len(claimed) - before) * is_called
     return claimed
 
 

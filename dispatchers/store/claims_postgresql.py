@@ -42,31 +42,36 @@ def claim(
     over their scopes. guards: the limits to set, if this transaction has none yet.
     """
     claimed: list[ClaimedEntry] = []
-    for permits, wanted in _alike(request.quotas, rounds).items():
-        left = replace(request, quotas=wanted, entries_max=request.entries_max - len(claimed))
+    callbacks_left = request.callbacks_max
+    for (is_called, permits), wanted in _alike(request.quotas, rounds).items():
+        before, most = len(claimed), request.entries_max - len(claimed)
+        left = replace(request, quotas=wanted, entries_max=min(most, callbacks_left) if is_called else most)
         if left.entries_max <= 0:
-            break
+            continue
         if permits:
             claimed += _lease(connection, tables, left, _oldest(request), guards, permits=permits)
         else:
             if guards is not None:
                 guard(connection, guards)
             claimed += _share_out(connection, tables, left, rounds)
+        callbacks_left -= (len(claimed) - before) * is_called
         guards = None
     return claimed
 
 
-def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]]:
-    """Group the quotas by their LIMIT, because the planner cannot estimate a LIMIT that differs between rows.
+def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, int], list[Quota]]:
+    """Group the quotas by whether they have callbacks, which have a total of their own, and by their LIMIT, because the planner
+    cannot estimate a LIMIT that differs between rows.
 
-    Group 0 has the destinations that are shared out. If there are too many different LIMITs, they are rounded down to powers
+    The groups with LIMIT 0 have the destinations that are shared out. If there are too many different LIMITs, they are rounded down to powers
     of two.
     """
     several = len({quota.permits for quota in quotas}) > LIMITS_MAX
-    alike: dict[int, list[Quota]] = {}
+    alike: dict[tuple[bool, int], list[Quota]] = {}
     for quota in quotas:
         permits = 1 << (quota.permits.bit_length() - 1) if several else quota.permits
-        alike.setdefault(0 if quota.destination in rounds else permits, []).append(quota)
+        permits = 0 if quota.destination in rounds else permits
+        alike.setdefault((quota.called_back is not None, permits), []).append(quota)
     return alike
 
 

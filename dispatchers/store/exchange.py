@@ -300,7 +300,7 @@ class Exchanges:
 
     async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
         """Claim these entries and roll back. Returns the error if one of their rows caused it."""
-        quotas = [quota._replace(permits=len(ids), admitted=True) for quota in request.quotas]
+        quotas = [quota._replace(permits=len(ids), admitted=True, called_back=None) for quota in request.quotas]
         probing = replace(
             request, quotas=quotas, entries_max=len(ids), flow_update=None, unserved=None, only=frozenset(ids)
         )

@@ -106,14 +106,19 @@ class ReferenceStore(Tables):
         """A lease that ran out is taken over."""
         now = self.clock()
         claimed: list[ClaimedEntry] = []
+        called = 0
         for quota in request.quotas if self._is_trusted(request) else []:
             if self._is_shut(quota, now):
                 continue
             permits = min(quota.permits, request.entries_max - len(claimed))
+            if quota.called_back is not None:
+                permits = min(permits, request.callbacks_max - called)
             claimable = self._claimable(quota, min(now, request.cutoff), now)
-            called = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
-            due = sorted(self._served(iter(called), request), key=lambda id: self.queue[id].due_at)
-            claimed += [self._lease(id, request, now) for id in due[:permits]]
+            ours = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
+            due = sorted(self._served(iter(ours), request), key=lambda id: self.queue[id].due_at)
+            leased = [self._lease(id, request, now) for id in due[: max(permits, 0)]]
+            claimed += leased
+            called += len(leased) if quota.called_back is not None else 0
         return claimed
 
     def _is_trusted(self, request: ClaimRequest) -> bool:

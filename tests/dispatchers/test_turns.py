@@ -1,0 +1,206 @@
+"""However many destinations share a budget, each one with something due is claimed for."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatchers.flow_control.quota import Quota
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.scheduler import DESTINATIONS_MAX, Scheduler, callbacks_max, entries_max
+from dispatchers.pipeline.turns import Turns
+from dispatchers.transitions import ClaimedEntry
+
+BACKLOG = 10**9
+ENTRY = ClaimedEntry._make([None] * len(ClaimedEntry._fields))._replace(queued_at=datetime(2026, 1, 1, tzinfo=UTC))
+Order = Callable[[Sequence[Quota]], list[Quota]]
+
+
+def one_by_one(quotas: Sequence[Quota]) -> list[Quota]:
+    """As the claim of SQLite and MariaDB serves them."""
+    return list(quotas)
+
+
+def grouped(quotas: Sequence[Quota]) -> list[Quota]:
+    """As the claim of PostgreSQL serves them: those with equal limits together."""
+    groups: dict[tuple[bool, int], list[Quota]] = {}
+    for quota in quotas:
+        groups.setdefault((quota.called_back is not None, quota.permits), []).append(quota)
+    return [quota for group in groups.values() for quota in group]
+
+
+@dataclass
+class Queue:
+    """What is due of each destination. order: in which a claim serves its quotas. lasts: how many claims an entry lasts."""
+
+    due: dict[str, int]
+    order: Order
+    lasts: int
+
+    def __post_init__(self) -> None:
+        self.sending: deque[list[ClaimedEntry]] = deque([[] for _ in range(self.lasts)])
+        self.served: set[str] = set()
+
+    def claim(self, quotas: Sequence[Quota]) -> list[ClaimedEntry]:
+        claimed: list[ClaimedEntry] = []
+        left, callbacks_left = entries_max(quotas), callbacks_max(quotas)
+        for quota in self.order(quotas):
+            is_called = quota.called_back is not None
+            most = min(quota.permits, left, callbacks_left if is_called else left)
+            brought = min(most, self.due.get(quota.destination, 0))
+            left -= brought
+            callbacks_left -= brought if is_called else 0
+            if brought:
+                self.due[quota.destination] -= brought
+                self.served.add(quota.destination)
+                claimed += [ENTRY._replace(id=uuid4(), destination=quota.destination)] * brought
+        return claimed
+
+    @property
+    def is_done(self) -> bool:
+        return not any(0 < due < BACKLOG // 2 for due in self.due.values())
+
+
+def claims_until_done(scheduler: Scheduler, pace: CallbackPace, queue: Queue, called: set[str], most: int) -> int:
+    """Claim until everything is claimed that is not a backlog; returns after how many claims, or `most` if it never is."""
+    waiting = {name for name, due in queue.due.items() if due}
+    for claims in range(most):
+        if queue.is_done and queue.served >= waiting:
+            return claims
+        quotas = scheduler.take(0)
+        entries = queue.claim(quotas)
+        scheduler.found(quotas, entries)
+        for entry in entries:
+            if entry.destination in called:
+                pace.reserve(entry.destination)
+        queue.sending.append(entries)
+        for entry in queue.sending.popleft():
+            scheduler.give_back(entry.destination)
+            if entry.destination in called:
+                pace.give_back(entry.destination)
+    return most
+
+
+def pace_of(at_once: int, seconds: float, called: set[str]) -> CallbackPace:
+    pace = CallbackPace(at_once, timedelta(seconds=55), destinations=called)
+    pace.measure(seconds)
+    return pace
+
+
+@given(
+    due=st.lists(st.sampled_from([0, 0, 1, 3, BACKLOG]), min_size=1, max_size=40),
+    is_called=st.lists(st.booleans(), min_size=40, max_size=40),
+    own=st.lists(st.sampled_from([1, 2, 20, 2000]), min_size=40, max_size=40),
+    in_all=st.sampled_from([1, 3, 50, 3000]),
+    seconds=st.sampled_from([0.0, 0.5, 30.0]),
+    order=st.sampled_from([one_by_one, grouped]),
+    lasts=st.integers(0, 3),
+)
+def test_whatever_is_due_is_claimed_by_so_many_claims_as_its_work_needs(
+    due: list[int],
+    is_called: list[bool],
+    own: list[int],
+    in_all: int,
+    seconds: float,
+    order: Order,
+    lasts: int,
+) -> None:
+    names = [f"d{number:02}" for number in range(len(due))]
+    called = {name for name, is_so in zip(names, is_called, strict=False) if is_so}
+    pace = pace_of(1, seconds, called)
+    permits_of = dict(zip(names, own, strict=False))
+    scheduler = Scheduler(names, permits=1, permits_in_all=in_all, permits_of=permits_of, pace=pace)
+    finite = sum(count for count in due if count < BACKLOG)
+    most = 10 + (lasts + 1) * 4 * (len(names) + finite)
+
+    claims = claims_until_done(scheduler, pace, Queue(dict(zip(names, due, strict=True)), order, lasts), called, most)
+
+    assert claims < most
+
+
+@pytest.mark.parametrize("order", [one_by_one, grouped])
+@pytest.mark.parametrize("at_once", [1, 4, 1000])
+@pytest.mark.parametrize("count", [1, 4, 30, 1000])
+def test_one_due_entry_of_the_last_of_many_with_callbacks_is_claimed(count: int, at_once: int, order: Order) -> None:
+    """With the assumed duration of a callback: nothing was measured yet, and only a claim can change that."""
+    names = [f"d{number:03}" for number in range(count)]
+    pace = CallbackPace(at_once, timedelta(seconds=55), destinations=names)
+    scheduler = Scheduler(names, permits=100, permits_in_all=1000, pace=pace)
+    queue = Queue({names[-1]: 1}, order, lasts=0)
+
+    claims = claims_until_done(scheduler, pace, queue, set(names), most=100)
+
+    assert claims <= -(-count // DESTINATIONS_MAX)
+
+
+def test_destinations_with_callbacks_get_no_more_than_the_pace_leaves() -> None:
+    names = {f"d{number:02}" for number in range(30)}
+    pace = CallbackPace(4, timedelta(seconds=55), destinations=names)
+    scheduler = Scheduler([*names, "crm"], permits=100, permits_in_all=1000, pace=pace)
+
+    quotas = scheduler.take(0)
+
+    assert callbacks_max(quotas) == pace.entries_max
+    assert {quota.destination for quota in quotas} == {*names, "crm"}
+    assert {quota.destination for quota in scheduler.take(0)} == {"crm"}, "the other claim may bring as many callbacks"
+    scheduler.found(quotas, [])
+    assert {quota.destination for quota in scheduler.take(0)} == {*names, "crm"}
+
+
+def test_a_round_is_not_over_while_those_can_be_asked_that_waited_for_callbacks() -> None:
+    pace = CallbackPace(1, timedelta(seconds=55), destinations={"bank"})
+    scheduler = Scheduler(["bank"], permits=10, permits_in_all=100, pace=pace)
+    scheduler.begin_round()
+    pace.reserve("mail", pace.entries_max, in_all=pace.entries_max)
+
+    assert scheduler.take(0) == []
+    assert scheduler.all_asked, "nothing can be asked now"
+    pace.give_back("mail", pace.entries_max, in_all=pace.entries_max)
+    assert not scheduler.all_asked
+    assert [quota.destination for quota in scheduler.take(0)] == ["bank"]
+    assert scheduler.all_asked
+
+
+def test_many_shut_destinations_do_not_keep_an_open_one_waiting() -> None:
+    shut = {f"a{number}": 9.0 for number in range(10 * DESTINATIONS_MAX)}
+    scheduler = Scheduler([*shut, "z"], permits=1, permits_in_all=100, shut_until=shut)
+
+    assert [quota.destination for quota in scheduler.take(0)] == ["z"]
+
+
+def test_the_destinations_of_a_failed_claim_are_asked_first() -> None:
+    scheduler = Scheduler([f"d{number:03}" for number in range(150)], permits=1, permits_in_all=1000)
+    failed = scheduler.take(0)
+
+    scheduler.give_all_back(failed)
+
+    assert [quota.destination for quota in scheduler.take(0)] == [quota.destination for quota in failed]
+
+
+def test_hints_for_one_destination_do_not_keep_the_others_waiting() -> None:
+    scheduler = Scheduler(["busy", "crm"], permits=4000, permits_in_all=500)
+    queue = Queue({"busy": BACKLOG, "crm": 1}, one_by_one, lasts=0)
+
+    for _ in range(3):
+        scheduler.meet(["busy"])
+        scheduler.begin_round()
+        quotas = scheduler.take(0)
+        entries = queue.claim(quotas)
+        scheduler.found(quotas, entries)
+        for entry in entries:
+            scheduler.give_back(entry.destination)
+
+    assert queue.served == {"busy", "crm"}
+
+
+def test_hinted_destinations_are_named_in_the_order_of_their_hints() -> None:
+    turns = Turns([])
+    turns.meet(["m"])
+    turns.meet(["z", "a"])
+
+    assert list(turns.next(with_held=True)) == ["m", "a", "z"]
