@@ -53,14 +53,14 @@ class CallbackPace:
         """How many more of its entries may be claimed. One destination gets half of all at most, so that others need not wait."""
         return max(0, (self.entries_max + 1) // 2 - self._taken[destination])
 
-    def reserve(self, destination: str, entries: int = 1, *, in_all: int = 1) -> None:
-        """in_all: how many of the entries count for the total. A claim asks for more than it may bring."""
+    def reserve(self, destination: str, entries: int = 1, *, in_all: int | None = None) -> None:
+        """in_all: how many of the entries count for the total, if not all: a claim asks for more than it may bring."""
         self._destinations.add(destination)
         self._taken[destination] += entries
-        self._taken_in_all += in_all
+        self._taken_in_all += entries if in_all is None else in_all
 
-    def give_back(self, destination: str, entries: int = 1, *, in_all: int = 1) -> None:
+    def give_back(self, destination: str, entries: int = 1, *, in_all: int | None = None) -> None:
         self._taken[destination] -= entries
-        self._taken_in_all -= in_all
+        self._taken_in_all -= entries if in_all is None else in_all
         if not self._taken[destination]:
             del self._taken[destination]

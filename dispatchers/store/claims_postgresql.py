@@ -63,8 +63,8 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, int]
     """Group the quotas by whether they have callbacks, which have a total of their own, and by their LIMIT, because the planner
     cannot estimate a LIMIT that differs between rows.
 
-    The groups with LIMIT 0 have the destinations that are shared out. If there are too many different LIMITs, they are rounded down to powers
-    of two.
+    The groups with LIMIT 0 have the destinations that are shared out. If there are too many different LIMITs, they are rounded
+    down to powers of two.
     """
     several = len({quota.permits for quota in quotas}) > LIMITS_MAX
     alike: dict[tuple[bool, int], list[Quota]] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -73,6 +74,20 @@ def test_a_claim_never_takes_more_than_its_permits_or_than_entries_max(bench: Be
     assert [entry.destination for entry in by_permits].count("mail") == 1
     assert len(by_total) == 5
     assert of_none == []
+
+
+def test_a_claim_never_takes_more_with_callbacks_than_callbacks_max(bench: Bench) -> None:
+    for operation in ("bank.do", "crm.upsert", "mail.send"):
+        put(bench.database, bench.ob, operation, count=10)
+    called = [quota(name, permits)._replace(called_back=permits) for name, permits in (("bank", 4), ("mail", 3))]
+
+    claimed = Counter(
+        entry.destination for entry in claim(bench.store, called[0], quota("crm", 4), called[1], callbacks_max=5)
+    )
+    of_none = claim(bench.store, called[0], quota("crm", 4), callbacks_max=0)
+
+    assert claimed == {"bank": 4, "crm": 4, "mail": 1}
+    assert {entry.destination for entry in of_none} == {"crm"}
 
 
 def test_a_claim_writes_a_whole_lease_and_commits_it(bench: Bench) -> None:

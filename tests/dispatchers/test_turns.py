@@ -156,11 +156,11 @@ def test_a_round_is_not_over_while_those_can_be_asked_that_waited_for_callbacks(
     pace = CallbackPace(1, timedelta(seconds=55), destinations={"bank"})
     scheduler = Scheduler(["bank"], permits=10, permits_in_all=100, pace=pace)
     scheduler.begin_round()
-    pace.reserve("mail", pace.entries_max, in_all=pace.entries_max)
+    pace.reserve("mail", pace.entries_max)
 
     assert scheduler.take(0) == []
     assert scheduler.all_asked, "nothing can be asked now"
-    pace.give_back("mail", pace.entries_max, in_all=pace.entries_max)
+    pace.give_back("mail", pace.entries_max)
     assert not scheduler.all_asked
     assert [quota.destination for quota in scheduler.take(0)] == ["bank"]
     assert scheduler.all_asked
