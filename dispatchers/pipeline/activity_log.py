@@ -111,11 +111,11 @@ class ActivityLog:
         """Note the claims and settlements of an exchange, and log lost leases. Returns the settlements that were stored."""
         written, lost = settlements, list[Ending]()
         if len(exchange.settled) != len(settlements):
-            written = [ending for ending in settlements if ending[0].id in exchange.settled]
+            written = [ending for ending in settlements if ending[0].lease in exchange.settled]
             ours = exchange.settled | exchange.postponed
-            lost = [ending for ending in settlements if ending[0].id not in ours]
-        for entry, change in lost:
-            self.note_lost(entry, change)
+            lost = [ending for ending in settlements if ending[0].lease not in ours]
+        if lost:
+            self.note_lost(lost)
         if self.is_observed:
             self._claims.update([entry.destination for entry in exchange.claimed])
             self._settlements.update([(entry.destination, _transition(change)) for entry, change in written])
@@ -126,15 +126,21 @@ class ActivityLog:
         if self.is_observed:
             self._settlements[entry.destination, _transition(change)] += 1
 
-    def note_lost(self, entry: ClaimedEntry, change: Transition) -> None:
+    def note_lost(self, lost: Sequence[Ending]) -> None:
+        """Log the outcomes of a batch that were not stored, in one line."""
+        kinds = Counter(type(change).__name__ for _, change in lost)
+        first = lost[0][0]
         log.warning(
-            "entry %s: its lease was lost before this process stored the outcome (%s); another process has taken the entry over",
-            entry.id,
-            type(change).__name__,
-            extra=of_entry(entry),
+            "%d outcomes were not stored (%s): their leases were lost. The entries were claimed again, by this process or another"
+            " one, or have ended, or sending is suspended. The first is entry %s (%s)",
+            len(lost),
+            ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
+            first.id,
+            first.operation,
+            extra=of_entry(first),
         )
         if self.is_observed:
-            self._lost[entry.destination] += 1
+            self._lost.update([entry.destination for entry, _ in lost])
 
     # --- the reports
 

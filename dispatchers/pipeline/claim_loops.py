@@ -342,7 +342,7 @@ class ClaimLoops:
                 postponed = self._collector.note_part(postponed, exchange)
                 raise exchange.error
         except BaseException as error:
-            self._collector.outcomes.postpone(postponed, {entry.id for entry, _ in postponed})
+            self._collector.outcomes.postpone(postponed, {entry.lease for entry, _ in postponed})
             self._collector.news.set()  # the other loop may wait for nothing else
             if not isinstance(error, CallbacksChanged):
                 raise

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
-from uuid import UUID
 
 from dispatchers.decide import store_first
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Transition
@@ -53,14 +52,14 @@ class OutcomeBuffer:
         """Seconds until the next retry of the postponed outcomes; infinity if there are none."""
         return max(0.0, self._again_at - self._clock()) if self._postponed else math.inf
 
-    def postpone(self, tried: Iterable[Ending], ids: Collection[UUID]) -> None:
-        """Note the result of a try: the outcomes with these ids are postponed, the others of `tried` are settled."""
-        if not (ids or self._since):
+    def postpone(self, tried: Iterable[Ending], leases: Collection[Lease]) -> None:
+        """Note the result of a try: the outcomes of these leases are postponed, the others of `tried` are settled."""
+        if not (leases or self._since):
             return
         now = self._clock()
         for ending in tried:
             lease = ending[0].lease
-            if lease[0] not in ids:
+            if lease not in leases:
                 self._since.pop(lease, None)
                 continue
             again_at = now + (AGAIN_SECONDS if lease in self._since else AGAIN_FIRST_SECONDS)

@@ -130,7 +130,7 @@ class OutcomeCollector:
         if result.settled:
             self._activity.note_settled(entry, waiting.end)
         elif result.is_lost:
-            self._activity.note_lost(entry, waiting.end)
+            self._activity.note_lost([(entry, waiting.end)])
         elif result.instead is not None:
             self._settle_in_batch(entry, result.instead)
         self.settled_alone += result.settled
@@ -161,8 +161,8 @@ class OutcomeCollector:
 
     def note_part(self, settlements: Sequence[Ending], exchange: Exchange) -> list[Ending]:
         """Note the settlements of an exchange that ended early; returns those that must be settled again."""
-        self.note([ending for ending in settlements if ending[0].id not in exchange.unstored], exchange)
-        return [ending for ending in settlements if ending[0].id in exchange.unstored]
+        self.note([ending for ending in settlements if ending[0].lease not in exchange.unstored], exchange)
+        return [ending for ending in settlements if ending[0].lease in exchange.unstored]
 
     def _hand_over(self, ending: Ending) -> Ending:
         """The ending, or, if only another process has its callback, the outcome to store for that process.

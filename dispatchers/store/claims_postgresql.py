@@ -148,7 +148,7 @@ def settle(
     guards: Guards = GUARDS,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """Record the outcomes of claimed entries whose leases are still valid; returns the ids of these entries.
+    """Record the outcomes of claimed entries whose leases are still valid, one of each entry at most; returns their ids.
 
     One exception: proof of success is also accepted after the lease, as long as the key is the same.
     callbacks: the recorded callbacks as this process has read them. If they have changed, nothing is settled. None: no check.

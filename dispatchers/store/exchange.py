@@ -27,7 +27,7 @@ from dispatchers.store.protocol import CallbacksChanged, Exchange, Run
 from dispatchers.store.queue_update import queue_update
 from dispatchers.store.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
-from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
 from outbox.sql.mariadb_settings import Unseen, apply_all, require_applied
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -61,13 +61,13 @@ class Exchanges:
         Raises `CallbacksChanged`, and those errors of the database that do not come from single rows.
         """
         left = sorted(settlements, key=lambda settlement: settlement[0].id.int)
-        postponed: set[UUID] = set()
+        postponed: set[Lease] = set()
         while True:
             try:
                 exchange = await self._run(partial(self._work, left, request, callbacks_read))
             except NextIsLocked as locked:
-                postponed |= locked.ids
-                left = [ending for ending in left if ending[0].id not in locked.ids]
+                postponed |= locked.leases
+                left = [ending for ending in left if ending[0].lease not in locked.leases]
             except Exception as error:
                 is_divided = is_conflict(error) and left and request is not None
                 if not (is_of_one_row(error) or is_of_the_moment(error) or is_divided):
@@ -90,7 +90,7 @@ class Exchanges:
         if flow_update is not None or (request is None and not settlements):
             guard(connection, self._guards)
         cutoff = request.cutoff if request else NEVER
-        settled = set()
+        settled: set[Lease] = set()
         if settlements:
             settled = self.settle(connection, settlements, self._guards, callbacks_read, cutoff)
         if request is None:
@@ -117,17 +117,20 @@ class Exchanges:
         guards: Guards,
         callbacks_read: str | None,
         cutoff: datetime = NEVER,
-    ) -> set[UUID]:
+    ) -> set[Lease]:
         """Settle in the transaction of `connection`. After `NextIsLocked`, `CallbacksChanged` or `Unseen` it must not be
         committed.
         """
-        settled: set[UUID] = self._sql.settle(connection, self._tables, settlements, guards, callbacks_read)
+        settled: set[Lease] = set()
+        for part in _one_of_each(settlements):
+            ids = self._sql.settle(connection, self._tables, part, guards, callbacks_read)
+            settled.update([entry.lease for entry, _ in part if entry.id in ids])
         if len(settled) < len(settlements):
             now = callback_registry.summary(callback_registry.read(connection, self._tables))
             if callbacks_read not in (None, now):
                 raise CallbacksChanged
             require_applied(connection)
-        ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].id in settled]
+        ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].lease in settled]
         if ordered:
             leave(connection, self._tables, ordered, cutoff=cutoff)
         return settled
@@ -188,31 +191,31 @@ class Exchanges:
         try:
             return await self._run(partial(self._work, settlements, None, callbacks_read))
         except NextIsLocked as locked:
-            others = [ending for ending in settlements if ending[0].id not in locked.ids]
+            others = [ending for ending in settlements if ending[0].lease not in locked.leases]
             parts = await self._settle_in_halves(others, callbacks_read) if others else Exchange()
-            return replace(parts, postponed=parts.postponed | locked.ids)
+            return replace(parts, postponed=parts.postponed | locked.leases)
         except Exception as error:
             if len(settlements) > 1 and (is_of_one_row(error) or is_of_the_moment(error)):
                 middle = len(settlements) // 2
                 first = await self._settle_in_halves(settlements[:middle], callbacks_read)
                 return await self._settle_after(first, settlements[middle:], callbacks_read)
             if is_of_the_moment(error):
-                return Exchange(postponed=frozenset({settlements[0][0].id}))
+                return Exchange(postponed=frozenset({settlements[0][0].lease}))
             if not is_of_one_row(error):
                 raise
             await self._end_refused(*settlements[0], callbacks_read, error)
-            return Exchange({settlements[0][0].id})
+            return Exchange({settlements[0][0].lease})
 
     async def _settle_after(self, first: Exchange, rest: Sequence[Ending], callbacks_read: str | None) -> Exchange:
         """Settle the second half. If it cannot be settled now, the result says so: the first half is stored, and to settle that
         once more would look like a lost lease.
         """
         if first.error is not None:
-            return replace(first, unstored=first.unstored.union(entry.id for entry, _ in rest))
+            return replace(first, unstored=first.unstored.union(entry.lease for entry, _ in rest))
         try:
             second = await self._settle_in_halves(rest, callbacks_read)
         except Exception as error:
-            second = Exchange(error=error, unstored=frozenset(entry.id for entry, _ in rest))
+            second = Exchange(error=error, unstored=frozenset(entry.lease for entry, _ in rest))
         return replace(second, settled=first.settled | second.settled, postponed=first.postponed | second.postponed)
 
     async def _end_refused(
@@ -244,7 +247,7 @@ class Exchanges:
 
     def _substitute(
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, connection: Connection
-    ) -> set[UUID]:
+    ) -> set[Lease]:
         return self.settle(connection, [(entry, change)], self._guards, callbacks_read)
 
     async def _try(self, work: Callable[[Connection], Result]) -> Result | None:
@@ -318,6 +321,21 @@ class Exchanges:
                 raise
             return error
         return None
+
+
+def _one_of_each(settlements: Sequence[Ending]) -> list[Sequence[Ending]]:
+    """The settlements in parts with at most one of each entry, in their order. A process that lost a lease and claimed the entry
+    again may have two: each one must see what the other has changed.
+    """
+    parts: list[dict[UUID, Ending]] = []
+    for ending in settlements:
+        id = ending[0].id
+        part = next((part for part in parts if id not in part), None)
+        if part is None:
+            parts.append({id: ending})
+        else:
+            part[id] = ending
+    return [list(part.values()) for part in parts]
 
 
 async def run_seeing_all(run: Run, work: Callable[[Connection], Result]) -> Result:

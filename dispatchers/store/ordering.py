@@ -16,6 +16,7 @@ from dispatchers.store.queue_update import queue_update
 from dispatchers.transitions import (
     ClaimedEntry,
     Ending,
+    Lease,
     MarkUncertain,
     Release,
     RetryCallback,
@@ -139,14 +140,15 @@ def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str
 
 
 class NextIsLocked(Exception):
-    """Another transaction has locked the entries that follow `ids`, for example to cancel them. Roll this transaction back.
+    """Another transaction has locked the entries that follow these claims, for example to cancel them. Roll this transaction
+    back.
 
-    Settle `ids` a moment later; the other settlements need not wait.
+    Settle `leases` a moment later; the other settlements need not wait.
     """
 
-    def __init__(self, ids: Collection[UUID]) -> None:
-        super().__init__(f"{len(ids)} entries are followed by one that another transaction has locked")
-        self.ids = frozenset(ids)
+    def __init__(self, leases: Collection[Lease]) -> None:
+        super().__init__(f"{len(leases)} entries are followed by one that another transaction has locked")
+        self.leases = frozenset(leases)
 
 
 def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
@@ -154,7 +156,7 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
 
     Raises `NextIsLocked`.
     """
-    left: dict[Place, UUID] = {}
+    left: dict[Place, set[Lease]] = {}  # one entry may leave twice, as uncertain and then as delivered
     delivered: list[ClaimedEntry] = []
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
@@ -166,10 +168,10 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
         elif isinstance(change, Settle) or queue_update(entry, change).state == "uncertain":
             if isinstance(change, Settle) and change.state == "delivered":
                 delivered.append(entry)
-            left[Place(entry.ordering_key, entry.position)] = entry.id
+            left.setdefault(Place(entry.ordering_key, entry.position), set()).add(entry.lease)
     locked = advance_unlocked(connection, tables, [*left], cutoff=cutoff)
     if locked:
-        raise NextIsLocked([left[place] for place in locked])
+        raise NextIsLocked(set().union(*(left[place] for place in locked)))
     if delivered:
         _lift_blocks(connection, tables, delivered)
 

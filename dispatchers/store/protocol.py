@@ -14,7 +14,7 @@ from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.listener import Listener
 from dispatchers.store.queries import Accepted, Wanted
-from dispatchers.transitions import ClaimedEntry, End, Ending
+from dispatchers.transitions import ClaimedEntry, End, Ending, Lease
 from outbox.keys import KeyFields, Keyring
 from outbox.sql.schema import Tables
 
@@ -36,23 +36,26 @@ class CallbacksChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The result of one round trip: the ids that were settled, and the new claims.
+    """The result of one round trip: the leases that were settled, and the new claims.
+
+    Leases, not entries: one round trip may settle two claims of one entry, if its process lost the first one.
 
     passed_over: how many due entries were not claimed, because they are not the heads of their groups or had ended before.
-    postponed: ids that could not be settled now, because another transaction has locked a row. Their leases are still valid.
+    postponed: leases that could not be settled now, because another transaction has locked a row. They are still valid.
     ended: the state of each entry that had a settlement and was still in the queue. Its queue row was removed.
     flow_states: the destinations whose rows were locked for the request's `flow_update`. No news was stored for the others.
-    error: why the exchange ended early, although settlements are stored. Nothing was claimed. unstored: the ids to settle again.
+    error: why the exchange ended early, although settlements are stored. Nothing was claimed.
+    unstored: the leases to settle again.
     """
 
-    settled: set[UUID] = field(default_factory=set)
+    settled: set[Lease] = field(default_factory=set)
     claimed: list[ClaimedEntry] = field(default_factory=list)
     passed_over: int = 0
     flow_states: FlowStates | None = None
-    postponed: frozenset[UUID] = frozenset()
+    postponed: frozenset[Lease] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
     error: Exception | None = None
-    unstored: frozenset[UUID] = frozenset()
+    unstored: frozenset[Lease] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

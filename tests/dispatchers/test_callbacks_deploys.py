@@ -154,7 +154,7 @@ def test_nothing_settles_after_the_record_of_callbacks_has_changed(database: Dat
             await stores[0].settle_with(claimed, settled, Calls(lambda *_: None))
         assert states(database) == {"sending": 1}
         await stores[0].callbacks()
-        assert (await stores[0].exchange([(claimed, settled)], None)).settled == {claimed.id}
+        assert (await stores[0].exchange([(claimed, settled)], None)).settled == {claimed.lease}
 
     asyncio.run(main())
 

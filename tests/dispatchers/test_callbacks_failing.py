@@ -206,7 +206,7 @@ def test_late_proof_of_success_is_kept_though_its_callback_fails(database: Datab
     park = MarkUncertain("the window has passed", 2, True, fresh.in_doubt_since)
 
     asyncio.run(store.exchange([(fresh, park)], None))
-    assert asyncio.run(store.exchange([(stale, late)], None)).settled == {id}
+    assert asyncio.run(store.exchange([(stale, late)], None)).settled == {stale.lease}
 
     assert kept(database, id).state == "delivered"
 

@@ -274,10 +274,10 @@ def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
     with in_the_background() as pool, postgresql.session() as session:
         assert ob.cancel(session, second)
         exchange = asyncio.run(store.exchange([(head, DONE), (other, DONE)], claim_request()))
-        assert (exchange.settled, exchange.postponed) == ({other.id}, {head.id})
+        assert (exchange.settled, exchange.postponed) == ({other.lease}, {head.lease})
         assert [entry.ordering_key for entry in exchange.claimed] == ["eve"]
         again = pool.submit(asyncio.run, store.exchange([(head, DONE)], None)).result(TEST_TIMEOUT)
-        assert (again.settled, again.postponed) == (set(), {head.id})
+        assert (again.settled, again.postponed) == (set(), {head.lease})
         session.commit() if commits else session.rollback()
 
     assert settle(store, (head, DONE)) == {head.id}

@@ -16,9 +16,9 @@ def test_two_claims_of_an_entry_are_postponed_apart() -> None:
     endings = OutcomeBuffer(clock=lambda: now, timeout=LEASE)
     first = ClaimedEntry._make([None] * len(ClaimedEntry._fields))._replace(id=uuid4(), lease_token=uuid4())
     second = first._replace(lease_token=uuid4())
-    endings.postpone([(first, DELIVERED)], {first.id})
+    endings.postpone([(first, DELIVERED)], {first.lease})
     now = 8.0
-    endings.postpone([(second, DELIVERED)], {second.id})
+    endings.postpone([(second, DELIVERED)], {second.lease})
     now = 11.0
 
     tried = dict(endings.take_postponed())

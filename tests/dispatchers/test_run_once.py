@@ -67,7 +67,7 @@ def test_it_ends_if_the_database_fails_at_a_postponed_outcome(
         await asyncio.sleep(0.05)  # meanwhile the other loop begins to wait
         if request is None:
             raise sa.exc.OperationalError("settle", None, ConnectionRefusedError())
-        return Exchange(postponed=frozenset(entry.id for entry, _ in settlements))
+        return Exchange(postponed=frozenset(entry.lease for entry, _ in settlements))
 
     monkeypatch.setattr(DatabaseStore, "exchange", postponing)
     put(postgresql, ob)

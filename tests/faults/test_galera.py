@@ -159,7 +159,7 @@ def an_outcome_is_stored_on_a_node_that_has_not_applied_its_claim_yet(
 
     @repeated_after_conflicts  # as a dispatcher does: on a busy node even a ROLLBACK is answered with 1213
     def settle() -> set[UUID]:
-        return set(asyncio.run(settling.exchange([(entry, Settle("failed", 1))], None)).settled)
+        return {id for id, _ in asyncio.run(settling.exchange([(entry, Settle("failed", 1))], None)).settled}
 
     settled = settle()
     engine.dispose()

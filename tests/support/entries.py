@@ -173,7 +173,8 @@ def claim_one(store: DatabaseStore, **settings: Any) -> ClaimedEntry:
 
 
 def settle(store: DatabaseStore, *settlements: tuple[ClaimedEntry, Transition]) -> set[UUID]:
-    return asyncio.run(store.exchange(settlements, None)).settled
+    """Returns the ids of the entries that were settled."""
+    return {id for id, _ in asyncio.run(store.exchange(settlements, None)).settled}
 
 
 # --- dispatchers

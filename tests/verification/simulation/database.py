@@ -14,7 +14,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Survey
 from dispatchers.store.queries import Accepted, Wanted
-from dispatchers.transitions import ClaimedEntry, End, Ending, Settle
+from dispatchers.transitions import ClaimedEntry, End, Ending, Lease, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER
 from simulation.invariants import Invariants
@@ -105,17 +105,17 @@ class Database:
         """callbacks: those on record, as this process has read them."""
         if settlements and self.is_changed(callbacks):
             return CallbacksChanged()
-        settled: set[UUID] = set()
-        postponed: set[UUID] = set()
+        settled: set[Lease] = set()
+        postponed: set[Lease] = set()
         for entry, change in settlements:
             if self.store.must_be_postponed(entry, change):
                 self.invariants.note(f"{entry.id.hex[:6]} postponed")
-                postponed.add(entry.id)
+                postponed.add(entry.lease)
                 continue
             if self.store.may_settle(entry, change):
                 self.invariants.settling_without_callback(entry, change)
             if self.settle(entry, change, request.cutoff if request else NEVER):
-                settled.add(entry.id)
+                settled.add(entry.lease)
         if request is None:
             return Exchange(settled, postponed=frozenset(postponed))
         if request.flow_update is not None:
@@ -243,7 +243,7 @@ class RemoteStore:
         if not self._process.alive or not self._database.store.may_settle(entry, end):
             return None
         if self._database.store.must_be_postponed(entry, end):
-            return NextIsLocked([entry.id])
+            return NextIsLocked([entry.lease])
         transaction = Transaction(self._database, entry, end)
         self._open.append(transaction)
         return transaction

@@ -20,7 +20,7 @@ from dispatchers.store.ordering import MOMENT
 from dispatchers.store.protocol import Survey
 from dispatchers.store.queries import Wanted
 from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
-from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 from outbox.times import NEVER
 from simulation.reference_history import is_suspended
@@ -207,14 +207,14 @@ class ReferenceStore(Tables):
 
     def settle(
         self, settlements: Sequence[Ending], cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
-    ) -> set[UUID]:
-        """End these leases; returns the ids for which that took effect.
+    ) -> set[Lease]:
+        """End these leases; returns those for which that took effect.
 
         cutoff: the claim that follows looks no further. seen: what was there when it began, if it took its time.
         """
         settled = [(entry, change) for entry, change in settlements if self._settle_one(entry, change)]
         leave(self, settled, cutoff, seen)
-        return {entry.id for entry, _ in settled}
+        return {entry.lease for entry, _ in settled}
 
     def take_over(self, callbacks: Collection[str]) -> int:
         """Those who have these callbacks may have the entries at once that wait for them."""
