@@ -8,7 +8,7 @@ A service's SDK is imported when its adapter is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from outbox.extras import missing
+from outbox.extras import missing, require_before
 
 if TYPE_CHECKING:
     from dispatchers.adapters.brokers.aws.eventbridge import EventBridgeAdapter
@@ -65,19 +65,22 @@ _HOMES = {
 """In which module each adapter lives. The extra that installs an SDK has the folder's name; a broker's or a workflow
 engine's has the file's name."""
 
+_ON_HTTPX = {"HttpAdapter", "RestateAdapter", "StripeAdapter"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
+    extra = home.removeprefix("brokers.").removeprefix("workflows.").partition(".")[0]
+    if name in _ON_HTTPX:
+        require_before(name, extra, "httpx", 1)
     try:
         module = import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"dispatchers", "outbox"}:
             raise
-        raise missing(
-            name, home.removeprefix("brokers.").removeprefix("workflows.").partition(".")[0], error
-        ) from error
+        raise missing(name, extra, error) from error
     return getattr(module, name)
 
 

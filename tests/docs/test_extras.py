@@ -3,6 +3,7 @@
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -91,6 +92,42 @@ def test_a_part_without_its_package_names_the_extra(
     server: socket.socket, packages: list[str], program: str, says: str
 ) -> None:
     source = BLOCK.format(packages=packages, program=program)
+
+    completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
+
+    assert completed.stdout.splitlines()[-1] == says
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "program", "says"),
+    [
+        *(
+            (
+                "httpx",
+                "1.0.dev6",
+                f"import dispatchers.adapters as a; a.{adapter}",
+                f"ImportError: {adapter} does not work with httpx 1.0.dev6, only with versions before 1:"
+                f" pip install 'sqlalchemy-outbox[{extra}]'",
+            )
+            for adapter, extra in [("HttpAdapter", "http"), ("StripeAdapter", "stripe"), ("RestateAdapter", "restate")]
+        ),
+        (
+            "apscheduler",
+            "4.0.0a6",
+            RUN,
+            "ImportError: Dispatcher.run() needs the module 'apscheduler.schedulers', which apscheduler 4.0.0a6 does not have:"
+            " pip install 'sqlalchemy-outbox[dispatcher]'",
+        ),
+    ],
+)
+def test_a_package_of_a_later_major_version_is_refused_in_words(
+    server: socket.socket, tmp_path: Path, package: str, version: str, program: str, says: str
+) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / f"{package}-{version}.dist-info").mkdir()
+    (tmp_path / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    source = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + BLOCK.format(packages=[], program=program)
 
     completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
 
