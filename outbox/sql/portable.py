@@ -35,7 +35,7 @@ class _Portable:
 
     def _get_server_version_info(self, connection: Any) -> tuple[int, ...]:
         """The PostgreSQL whose SQL is written. What the server calls itself is read by `outbox.sql.servers`."""
-        return (15, 0)
+        return (14, 0)
 
 
 class PortablePsycopg(_Portable, PGDialect_psycopg):

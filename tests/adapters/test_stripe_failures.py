@@ -94,8 +94,10 @@ async def listening(answer: Answer) -> AsyncIterator[str]:
             writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
+    try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()  # without `async with`, which waits since Python 3.12 until the last client has gone
 
 
 async def whole_request(reader: asyncio.StreamReader) -> bytes:

@@ -229,8 +229,8 @@ class Database:
         """As if every record had been stored `by` earlier."""
         microseconds = by // MICROSECOND
         earlier = {
-            "postgresql": f"- interval '{microseconds} microseconds'",
-            "portable": f"- interval '{microseconds} microseconds'",
+            "postgresql": f"- interval '{by.total_seconds():f} seconds'",
+            "portable": f"- interval '{by.total_seconds():f} seconds'",
             "sqlite": f"- {microseconds}",
             "mariadb": f"- INTERVAL {microseconds} MICROSECOND",
         }[self.name]

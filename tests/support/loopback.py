@@ -26,8 +26,10 @@ async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIte
             writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
-    async with server:
+    try:
         yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()  # without `async with`, which waits since Python 3.12 until the last client has gone
 
 
 @asynccontextmanager
