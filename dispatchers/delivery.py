@@ -248,6 +248,8 @@ class Adapter(Protocol):
     age_max: after this time since its first claim the entry ends in the same way. The wait for the first claim has no limit.
     failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it. With
         False the later entries continue.
+    failure_fields: the members of a rejected answer's `result` that classify the failure, such as its code, and are never the
+        customer's. The dashboard shows them to everybody who may view it. None by default.
     pinned: what else must not change between two attempts (an API version, an account). An entry in doubt is not sent again
         by an adapter that differs here or in `key_format`; the dispatcher logs that it waits.
     find: the status lookup, async or sync, for an entry that may have been executed. It receives the `Delivery`, returns a
@@ -270,6 +272,7 @@ class Adapter(Protocol):
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
     failure_blocks_group: bool = True
+    failure_fields: tuple[str, ...] = ()
     pinned: str = ""
     send_batch: Any = None  # typed as `find` is
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well

@@ -47,6 +47,7 @@ class Operations:
         attempts_max: int = 20,
         age_max: timedelta = timedelta(days=3),
         failure_blocks_group: bool = True,
+        failure_fields: tuple[str, ...] = (),
         pinned: str = "",
         find: Callable[[Delivery], Any] | None = None,
     ) -> Callable[[Send], Send]:
@@ -71,6 +72,7 @@ class Operations:
             adapter.attempts_max = attempts_max
             adapter.age_max = age_max
             adapter.failure_blocks_group = failure_blocks_group
+            adapter.failure_fields = failure_fields
             adapter.pinned = pinned
             adapter.find = find
             self._adapters[name] = adapter

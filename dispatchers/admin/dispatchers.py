@@ -77,6 +77,14 @@ def _values(
     return list(named.values())
 
 
+def failure_fields(operation: str, dispatchers: Collection[DispatcherSeen]) -> frozenset[str]:
+    """The members of a failed answer that every live dispatcher of the operation declares readable; none without one."""
+    declared = [each.settings.get("operations", {}) for each in live(dispatchers)]
+    names = [next((name for name in prefixes(operation) if name in registered), None) for registered in declared]
+    found = [set(each[name].get("failure_fields", ())) for each, name in zip(declared, names, strict=True) if name]
+    return frozenset(set.intersection(*found) if found else ())
+
+
 def is_served(operation: str, dispatchers: Collection[DispatcherSeen]) -> bool:
     """Whether a live dispatcher has registered the operation, or a prefix of it; or may have, if its settings cannot be read."""
     names = list(prefixes(operation))

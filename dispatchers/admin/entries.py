@@ -128,8 +128,8 @@ def _entry_rows(tables: Tables, columns: Sequence[Any]) -> Any:
 
 
 def _withheld(connection: Connection, tables: Tables) -> frozenset[Any]:
-    columns = (tables.entry.c.tag, tables.entry.c.payload, tables.queue.c.outcome, tables.settlement.c.result)
-    return unreadable(connection, columns)
+    of_entry = (tables.entry.c[name] for name in ("tag", "payload", "headers"))
+    return unreadable(connection, [*of_entry, tables.queue.c.outcome, tables.settlement.c.result])
 
 
 def _readable(column: Any, withheld: frozenset[Any], value: Any = None) -> Any:
@@ -231,7 +231,8 @@ class EntryFacts:
 class EntryDetails(EntryFacts, EntrySummary):
     """Everything that is known about one entry, except its payload.
 
-    result: the part of the service's answer that the adapter kept.
+    headers: as they were enqueued. result: the part of the service's answer that the adapter kept. Each None for a role that may
+        not read it.
     """
 
     headers: Any
@@ -256,7 +257,8 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     withheld = _withheld(connection, tables)
     columns = [
         *_summary_columns(tables, withheld),
-        *(entry.c[name] for name in ("kid", "record_id", "options", "headers", "schema_version")),
+        *(entry.c[name] for name in ("kid", "record_id", "options", "schema_version")),
+        _readable(entry.c.headers, withheld),
         *(queue.c[name] for name in ("maybe_sent", "in_doubt_since", "sent_as", "position")),
         *(queue.c[name] for name in ("leased_at", "first_leased_at")),
         func.coalesce(settlement.c.deliveries, queue.c.deliveries).label("deliveries"),

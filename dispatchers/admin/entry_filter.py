@@ -180,12 +180,12 @@ def _of_queue(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnEleme
 
 
 def has_reason(outcome: Any, part: str) -> ColumnElement[bool]:
-    """Whether a reason in this JSON has this part. No cast to JSON: one malformed row would end the statement.
+    """Whether the reason that this JSON begins with has this part. No cast to JSON: one malformed row would end the statement.
 
-    A quote inside a string is escaped, so only a member named "reason" begins like this. An escape is passed over as a whole: the
-    digits of `\\u00fc` are no part of the reason.
+    What comes later is not compared: an answer may have a member "reason" too. An escape is passed over as a whole: the digits of
+    `\\u00fc` are no part of the reason.
     """
-    before = r'"reason": "([^"\\]|\\u[0-9a-f]{4}|\\[^u])*'
+    before = r'^\{"reason": "([^"\\]|\\u[0-9a-f]{4}|\\[^u])*'
     condition: ColumnElement[bool] = outcome.regexp_match(before + re.escape(json.dumps(part)[1:-1]))
     return condition
 

@@ -8,6 +8,7 @@ import binascii
 import json
 import re
 from base64 import urlsafe_b64decode
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,7 @@ from outbox.keys import ParentKey, check_field, parent_id
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.parent_index import is_under
+from outbox.sql.rights import Right, without_right
 from outbox.sql.schema import Tables
 
 ROWS_MAX = 250
@@ -63,7 +65,7 @@ class Searched:
 class Found:
     """What was found, and where it was searched.
 
-    has_more: there are more than are listed. withheld: what this role may not read, and so was not compared.
+    has_more: there are more than are listed. withheld: what this reader may not read, and so was not compared.
     """
 
     at: datetime
@@ -74,13 +76,21 @@ class Found:
     withheld: list[str]
 
 
-def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = ROWS_MAX) -> Found:
+def find(
+    connection: Connection,
+    tables: Tables,
+    text: str,
+    *,
+    rows_max: int = ROWS_MAX,
+    rights: Collection[Right] = tuple(Right),
+) -> Found:
     """Entries and requests that `text` names.
 
     text: the beginning of an entry's or a request's id (8 digits or more); a parent key, such as an Idempotency-Key; an
     ordering key; a child key of epoch 0, native or as 64 hexadecimal digits; or a part of a service's answer (4 characters
     or more), such as `pi_...`.
     rows_max: of each list without an index so many rows are read; waiting entries are read of each destination.
+    rights: of the reader; what they do not read is not compared, and neither is what this role of the database may not read.
     Raises `InvalidValue` for a text that no key can be.
     """
     text = text.strip()
@@ -89,7 +99,8 @@ def find(connection: Connection, tables: Tables, text: str, *, rows_max: int = R
     except InvalidValue as error:
         raise InvalidValue("text", text, f"this cannot be a key: {error}") from None
     answers = {"child keys": tables.entry.c.tag, "services' answers": tables.settlement.c.result}
-    withheld = unreadable(connection, [*answers.values(), tables.queue.c.outcome])
+    compared = [*answers.values(), tables.queue.c.outcome]
+    withheld = unreadable(connection, compared) | without_right(tables, compared, rights)
     search = _Search(connection, tables, text, database_now(connection), rows_max, withheld)
     ids, record_ids, searched = search.indexed_entries(), search.indexed_requests(), []
     read_by_index(connection)

@@ -1,7 +1,7 @@
 """Who uses the dashboard, and what each may do: identities, roles, and the authenticator that the host app gives."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dispatchers.admin.decisions import ACTOR_CHARS_MAX, check_decision
 from outbox.errors import ConfigurationError, InvalidValue
+from outbox.sql.rights import Right
 
 
 class Role(StrEnum):
@@ -48,9 +49,17 @@ class Identity:
         return bool(self.roles) if role is Role.VIEWER else role in self.roles
 
 
-def may_read_keys(identity: Identity) -> bool:
-    """Whether the identity sees child keys: those who decide search for them at the service."""
-    return identity.may(Role.OPERATOR) or identity.may(Role.PAYLOAD_READER)
+READS: Mapping[Role, frozenset[Right]] = {
+    Role.VIEWER: frozenset(),
+    Role.OPERATOR: frozenset({Right.KEYS, Right.DECISIONS}),
+    Role.PAYLOAD_READER: frozenset({Right.KEYS, Right.CONTENT}),
+}
+"""Those who decide search for child keys at the service."""
+
+
+def rights_of(identity: Identity) -> frozenset[Right]:
+    """What the identity reads beside what every viewer does."""
+    return frozenset().union(*(READS[Role(role)] for role in identity.roles))
 
 
 Answer: TypeAlias = Identity | Response | None

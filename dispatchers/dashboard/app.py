@@ -1,7 +1,8 @@
 """The dashboard as an ASGI app: its routes, and the steps of each request: who asks, whether they may, what the answer is."""
 
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from dispatchers.admin.compared import missing_rights
 from dispatchers.admin.plain_values import plain
 from dispatchers.dashboard import protection, rendering
-from dispatchers.dashboard.access import Authenticator, Identity, identify, may_read_keys
+from dispatchers.dashboard.access import Authenticator, Identity, identify, rights_of
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches
 from dispatchers.dashboard.database import Databases
 from dispatchers.dashboard.decision_texts import BulkName, checked_second_person
@@ -32,6 +34,7 @@ from dispatchers.dashboard.waiting import on_thread
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox
+from outbox.sql.rights import Right
 
 API = "/api"
 SPECIFICATION = f"{API}/openapi.json"
@@ -166,7 +169,7 @@ class Dashboard:
         async def answer(request: Request, identity: Identity) -> Response:
             _require(identity, view)
             given = query_of(request)
-            query: Any = parse(view.query, given)
+            query: Any = self._query(view, identity, given)
             result = await self._on_thread(RELOAD, self._read, view, identity, query)
             token = protection.token_of(request)
             values = {"view": view, "title": view.title, "query": query, "result": result, "csrf_token": token}
@@ -182,17 +185,22 @@ class Dashboard:
     def _document(self, view: View) -> Answering:
         async def answer(request: Request, identity: Identity) -> Response:
             _require(identity, view)
-            query: Any = parse(view.query, query_of(request))
+            query: Any = self._query(view, identity, query_of(request))
             return as_json_response(await self._on_thread(RELOAD, self._read, view, identity, query))
 
         return answer
 
+    def _query(self, view: View, identity: Identity, given: Mapping[str, Sequence[Any]]) -> Any:
+        query: Any = parse(view.query, given)
+        _require_rights(identity, query)
+        return query
+
     def _read(self, view: View, identity: Identity, query: Any) -> Any:
-        reads_keys = may_read_keys(identity)
-        reading = self.databases.reading_as_operator if view.decides and reads_keys else self.databases.reading
+        rights = rights_of(identity)
+        reading = self.databases.reading_as_operator if view.decides and rights else self.databases.reading
         with reading() as connection:
             found = view.read(Reading(connection=connection, **self._given(identity)), query)
-        return found if reads_keys else without_keys(found)
+        return found if Right.KEYS in rights else without_keys(found)
 
     async def _specification(self, request: Request, identity: Identity) -> Response:
         return as_json_response(document(VIEWS, ACTIONS, server=rendering.prefix_of(request) + API))
@@ -206,6 +214,7 @@ class Dashboard:
             _require(identity, action)
             back = next(iter(given.pop("back", [])), "/")
             form: Any = parse(action.form, {**given, **path_of(request)})
+            _require_rights(identity, form)
             result = await self._on_thread(LOOK_FIRST, self._run, action, identity, form)
             if action.template is not None:
                 token = protection.token_of(request)
@@ -223,6 +232,7 @@ class Dashboard:
             _require(identity, action)
             parameters = {**await json_of(request), **path_of(request)}
             form: Any = parse(action.form, parameters, as_json=True)
+            _require_rights(identity, form)
             return as_json_response(await self._on_thread(LOOK_FIRST, self._run, action, identity, form))
 
         return answer
@@ -275,6 +285,13 @@ def _checked(outbox: Outbox | None, schema: str | None, prefix: str) -> Configur
 def _require(identity: Identity, wanted: View | Action) -> None:
     if not identity.may(wanted.role):
         raise Failure(403, "role", f"{identity.name!r} does not have the role {wanted.role}, which this request needs")
+
+
+def _require_rights(identity: Identity, query: Any) -> None:
+    """Refuse a parameter that compares with what the identity may not read."""
+    given = [each.name for each in fields(query) if getattr(query, each.name) not in (None, (), False)]
+    for name, right in missing_rights(given, rights_of(identity)).items():
+        raise Failure(403, "role", f"{name}: {identity.name!r} may not read what this compares with ({right})", name)
 
 
 def as_json_response(value: Any) -> Response:

@@ -62,6 +62,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "at_least_once": memory.at_least_once,
         "can_look_up": memory.can_look_up,
         "form": route.form,
+        "failure_fields": list(getattr(route.adapter, "failure_fields", ())),  # it need not inherit from `Adapter`
     }
 
 

@@ -190,6 +190,8 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
     for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as true
         if not isinstance(getattr(adapter, name_of), bool):
             raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")
+    if not _are_names(failure_fields := getattr(adapter, "failure_fields", ())):
+        raise refuse(f"its failure_fields must be a tuple of names, not {failure_fields!r}")
     if adapter.timeout + margin >= lease:
         raise refuse(
             f"its timeout {adapter.timeout} and the margin {margin} do not fit into the lease {lease}: a send could"
@@ -211,6 +213,10 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse(f"no child key fits its key format: {misfit}")
     if len(f"{adapter.key_format} {adapter.pinned}") > 255:
         raise refuse("`pinned` and the key format together are longer than 255 characters")
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
 
 
 def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:

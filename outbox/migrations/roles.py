@@ -13,6 +13,7 @@ from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mari
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import literal, quoted
 from outbox.sql.parent_index import is_under_sql
+from outbox.sql.rights import READ_WITH
 from outbox.sql.schema import tables_of
 from outbox.times import NEVER
 
@@ -88,17 +89,6 @@ OPERATOR = {
 
 OF_THE_ENTRY = {"ordering_key", "position", "fair", "scope"}
 """What a new row of the queue may have beside what it must: of its entry. Every other column that may be NULL is."""
-
-WITHHELD = {
-    "entry": {"payload", "tag"},
-    "queue": {"outcome", "lease_token"},
-    "settlement": {"result"},
-    "proposal": {"decision"},
-    "record": {"fingerprint", "body", "headers", "lease_token"},
-    "tombstone": {"fingerprint"},
-    "kid": {"secret_check"},
-}
-"""What a dashboard does not read: what was sent and answered, keys, and what proves who holds a lease."""
 
 NOT_PORTABLE = (
     "has no such roles: CockroachDB has no rights on columns, and neither it nor YugabyteDB has triggers with transition tables."
@@ -342,7 +332,7 @@ def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequen
 
 
 def _reading(table: Table, prefix: str) -> str:
-    withheld = WITHHELD.get(table.name.removeprefix(prefix))
+    withheld = READ_WITH.get(table.name.removeprefix(prefix))
     if withheld is None:
         return "SELECT"
     return f"SELECT ({', '.join(quoted(column.name) for column in table.columns if column.name not in withheld)})"

@@ -42,7 +42,12 @@ def dashboard(database: Database, **settings: Any) -> Iterator[Dashboard]:
 
 
 def put_heartbeat(
-    database: Database, operation: str = "mail.send", *, window: float | str | None = 86400.0, can_look_up: bool = True
+    database: Database,
+    operation: str = "mail.send",
+    *,
+    window: float | str | None = 86400.0,
+    can_look_up: bool = True,
+    failure_fields: Sequence[str] = (),
 ) -> None:
     """As of a live dispatcher that serves one operation. window: in seconds."""
     operations = {
@@ -54,6 +59,7 @@ def put_heartbeat(
             "at_least_once": False,
             "can_look_up": can_look_up,
             "form": "native",
+            "failure_fields": list(failure_fields),
         }
     }
     settings: dict[str, Any] = {"lease": 60.0, "margin": 5.0, "keep": 604800.0, "callbacks_at_once": 4}

@@ -62,6 +62,7 @@ class StripeAdapter(Adapter):
     """
 
     replays_errors = "all"
+    failure_fields = ("type", "code", "decline_code", "param", "http_status", "request_id")
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from dispatchers.admin import decisions, uncertain_decisions
 from dispatchers.admin.again import again, offer_again
 from dispatchers.admin.cases import Case, read_cases
+from dispatchers.admin.dispatchers import failure_fields
 from dispatchers.admin.entries import (
     EntryDetails,
     EntryFacts,
@@ -28,12 +29,11 @@ from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_keys, require_version
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
+from dispatchers.store.heartbeats import read_dispatchers
 from outbox.errors import EntryNotFound, InvalidValue
 from outbox.sql.schema import Tables
 
 SIBLINGS_MAX = 100
-FAILURE_FIELDS = ("type", "code", "decline_code", "param", "http_status", "request_id")
-"""Of a failed entry's answer: what Stripe's adapter keeps, none of it the customer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class EntryQuery:
 class EntryPage(EntryFacts):
     """Everything that is known about one entry, except what was sent and answered.
 
-    has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it.
+    has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it: those members
+        of the answer that the adapter of a running dispatcher declares for it.
     window: None once it has ended. offers: None for one that was delivered, and for an identity that may not decide.
     request: the request that it belongs to. siblings: the entries of that request, or under the same parent, the oldest first,
         this one included.
@@ -75,7 +76,7 @@ def read(reading: Reading, query: EntryQuery) -> EntryPage:
         entry=EntrySummary(**{each.name: getattr(found, each.name) for each in fields(EntrySummary)}),
         version=version_text(found.attempts, len(found.events)),
         has_result=found.result is not None,
-        failure=_failure(found),
+        failure=_failure(connection, tables, found),
         window=None if case is None else case.window,
         offers=_offers(reading, found, case) if reading.identity.may(Role.OPERATOR) else None,
         request=request,
@@ -91,11 +92,13 @@ def _offers(reading: Reading, found: EntryDetails, case: Case | None) -> list[Of
     return None if offer is None else [offer]
 
 
-def _failure(found: EntryDetails) -> dict[str, Any] | None:
+def _failure(connection: Connection, tables: Tables, found: EntryDetails) -> dict[str, Any] | None:
+    """Of its answer only what the operation's adapter declares: what another service answers may be the customer's."""
     if found.state != "failed" or not isinstance(found.result, Mapping):
         return None
+    names = failure_fields(found.operation, read_dispatchers(connection, tables, found.at))
     return {
-        name: found.result[name] for name in FAILURE_FIELDS if isinstance(found.result.get(name), str | int)
+        name: value for name, value in found.result.items() if name in names and isinstance(value, str | int)
     } or None
 
 

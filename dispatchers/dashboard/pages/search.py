@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dispatchers.admin.search import ROWS_MAX, Found, find
+from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
@@ -32,7 +33,9 @@ def read(reading: Reading, query: SearchQuery) -> SearchPage:
     """The entries and requests that a text names, and where they were searched."""
     if query.text is None:
         return SearchPage(found=None)
-    return SearchPage(found=find(reading.connection, reading.tables, query.text, rows_max=query.rows))
+    rights = rights_of(reading.identity)
+    found = find(reading.connection, reading.tables, query.text, rows_max=query.rows, rights=rights)
+    return SearchPage(found=found)
 
 
 VIEW = View(
