@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from support.cases import MARKED, each_value_once, fewer_on_sqlite, one_case_each, without_case
 from support.database import TABLES, Base, Client, Database
+from support.event_loops import LOOPS, loop_of, set_loop
 from support.mariadb_copies import MariaDBCopies
 from support.mariadb_server import missing_program, temporary_mariadb, with_driver
 from support.portable import SENT, refused_in
@@ -41,11 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for kind, where in (("portable", "in the portable mode"), ("mariadb", "on MariaDB")):
         parser.addoption(f"--{kind}", action="store_true", help=f"run all tests of a database {where}, and no others")
     parser.addoption("--every-case", action="store_true", help="run each value on each database")
+    parser.addoption("--loop", choices=LOOPS, default="mixed", help="the event loop of the tests; mixed: half on each")
 
 
 def pytest_sessionstart() -> None:
     """Collecting the tests makes no garbage to speak of."""
     gc.disable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("loop")
+    set_loop(marker.args[0] if marker else loop_of(item.nodeid, item.config.getoption("--loop")))
 
 
 def pytest_collection_finish() -> None:

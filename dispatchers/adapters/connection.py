@@ -4,7 +4,7 @@ import asyncio
 import re
 import select
 import ssl
-from typing import Final
+from typing import Final, cast
 
 import httpx
 
@@ -25,6 +25,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
+        self._tcp: asyncio.Transport | None = None  # under TLS
         self._poll = select.poll()
         self._is_encrypted = False
         self._has_received = False
@@ -58,7 +59,7 @@ class Connection(asyncio.Protocol):
         return (
             reader.reusable
             and transport is not None
-            and not transport.is_closing()
+            and not self._is_closing()
             and not transport.get_write_buffer_size()  # otherwise the answer came before the whole request was sent
         )
 
@@ -74,10 +75,14 @@ class Connection(asyncio.Protocol):
         return bool(self._events() & CLOSED)
 
     def _events(self) -> int:
-        if self._transport is None or self._transport.is_closing():
+        if self._is_closing():
             return select.POLLNVAL
         found = self._poll.poll(0)
         return found[0][1] if found else 0
+
+    def _is_closing(self) -> bool:
+        """Both are asked, because TLS does not report at once that the connection below it is closing."""
+        return self._transport is None or self._transport.is_closing() or self._tcp is None or self._tcp.is_closing()
 
     def abort(self) -> None:
         """Close it at once, whatever is in flight."""
@@ -96,8 +101,8 @@ class Connection(asyncio.Protocol):
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
+        self._transport = self._tcp = cast(asyncio.Transport, transport)
         # The event loop closes this descriptor only while the transport is closing. Then `_events` does not poll it.
         self._poll.register(transport.get_extra_info("socket").fileno(), READABLE)
 
@@ -114,7 +119,7 @@ class Connection(asyncio.Protocol):
             self._close(self._reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._tcp = None
         if self._alarm is not None:
             self._alarm.cancel()
         if self._reader is None:

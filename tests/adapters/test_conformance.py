@@ -121,6 +121,7 @@ def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], scenario: str,
         (Parsing, "an_answer_without_end_does_not_fill_the_memory", "bytes for an answer of"),
     ],
 )
+@pytest.mark.loop("asyncio")  # on uvloop the client that was kept is replaced without an error
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that was kept beyond its event loop
 def test_a_defect_fails_the_test_that_is_meant_for_it(adapter_class: type[Crm], test: str, text: str) -> None:
     suite = suite_of(adapter_class)

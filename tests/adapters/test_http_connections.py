@@ -73,9 +73,9 @@ def test_one_timer_serves_all_connections_that_wait(monkeypatch: pytest.MonkeyPa
         loop = asyncio.get_running_loop()
         call_later = loop.call_later
 
-        def count(delay: float, callback: Any, *args: Any) -> asyncio.TimerHandle:
+        def count(delay: float, callback: Any, *args: Any, **settings: Any) -> asyncio.TimerHandle:
             timers.append(callback)
-            return call_later(delay, callback, *args)
+            return call_later(delay, callback, *args, **settings)
 
         monkeypatch.setattr(loop, "call_later", count)
         for _ in range(3):

@@ -7,7 +7,7 @@ sent. This module writes the dot separately, after everything before it was sent
 import asyncio
 import ssl
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import aiosmtplib
 
@@ -41,8 +41,10 @@ class Connection:
 
     def __init__(self, client: aiosmtplib.SMTP) -> None:
         transport, protocol = client.transport, client.protocol
-        if not isinstance(transport, asyncio.WriteTransport) or protocol is None:
+        if transport is None or protocol is None:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+        # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
+        transport = cast(asyncio.WriteTransport, transport)
         # With this limit, `drain` waits until all bytes are sent. With 0, asyncio's TLS transport would pause permanently.
         transport.set_write_buffer_limits(high=1)
         self.idle_since = 0.0
@@ -150,5 +152,5 @@ class Connection:
 
 
 def _abort(transport: asyncio.BaseTransport | None) -> None:
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
+    if transport is not None:
+        cast(asyncio.WriteTransport, transport).abort()
