@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("alembic", "benchmarks", "dispatchers", "examples", "outbox", "tests")
 SOURCES = [ROOT / "dev.py", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))]
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 NAME_LENGTH_MAX = 70
 DISPATCHER_LINES_MAX = 39
@@ -29,7 +29,7 @@ def functions_in(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield from functions_in(child)
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     counts = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in SOURCES}
 
     assert {name: count for name, count in counts.items() if count > FILE_LINES_MAX} == {}

@@ -54,7 +54,7 @@ def fewer_on_sqlite(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def without_case(items: Sequence[pytest.Item]) -> list[str]:
-    """Each marker of `MARKED`, with its module, for which no case is left: it would promise what no test does."""
+    """Each marker of `MARKED`, with its module, for which no case is left: no test does what it says."""
     marked: dict[tuple[str, str], bool] = {}
     for item in items:
         for marker, kind in MARKED.items():
