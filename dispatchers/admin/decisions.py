@@ -26,6 +26,7 @@ from dispatchers.admin.decision_rules import ENDED, why_not_cancel, why_not_rele
 from dispatchers.delivery import RESULT_BYTES_MAX
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
+from dispatchers.store.stuck_groups import free_stuck, head_of
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
@@ -49,6 +50,8 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     """
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
+    if row.ordering_key is not None and free_stuck(connection, tables, [row.id]):
+        row = entry_row(connection, tables, entry_id)
     _require(row, why_not_retry(row))
     text = text_of("retry", row, reason)
     sends = retry_row(connection, tables, row, actor, text)
@@ -123,10 +126,10 @@ def release_group(
     reason: str | None = None,
     blocked_by: UUID | None = None,
 ) -> None:
-    """Release a blocked ordering group. blocked_by: only if this entry blocks it.
+    """Release a blocked ordering group, or one that is stuck. blocked_by: only if this entry blocks it.
 
-    Raises `InvalidValue`, `EntryNotFound` if no ordering group of this key is blocked, and `DecisionRefused` if `blocked_by`
-    does not block it.
+    Raises `InvalidValue`, `EntryNotFound` if no ordering group of this key is blocked or stuck, and `DecisionRefused` if
+    `blocked_by` does not block it.
     """
     check_decision(actor, reason)
     blocked = tables.blocked_group
@@ -138,11 +141,16 @@ def release_group(
         raise DecisionRefused(
             f"ordering group {ordering_key!r} is no longer blocked by entry {blocked_by}: read it again", "changed"
         )
-    if row is None:
-        raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")
-    advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
-    text = reason or f"ordering group released from: {row.reason}"
-    record_event(connection, tables, row.entry_id, actor, text)
+    if row is not None:
+        advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
+        text = reason or f"ordering group released from: {row.reason}"
+        record_event(connection, tables, row.entry_id, actor, text)
+    else:
+        head = connection.execute(head_of(tables, ordering_key)).scalar()
+        if head is None or not free_stuck(connection, tables, [head]):
+            raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked: nothing has to be released")
+        text = reason or "ordering group released: its first entry was blocked, but nothing blocked it"
+        record_event(connection, tables, head, actor, text)
     write_audit(
         connection, tables, actor=actor, action="release", kind="ordering_group", target=ordering_key, reason=text
     )

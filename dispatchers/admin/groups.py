@@ -10,7 +10,7 @@ from sqlalchemy import CTE, Connection, ScalarSelect, Select, String, column, fu
 
 from dispatchers.admin.counts import Count, count_rows, planned_rows
 from dispatchers.admin.entries import EntrySummary, read_entries_where
-from dispatchers.store.queries import of_each
+from dispatchers.store.queries import of_each, ordering_keys
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
 
@@ -96,14 +96,8 @@ def _blocked_keys(connection: Connection, tables: Tables, after: str | None, lim
 
 
 def _waiting_keys(connection: Connection, tables: Tables, after: str | None, limit: int) -> list[str]:
-    """A skip scan: one probe of the index for each key, however many entries it has."""
-    queue = tables.queue.alias()
-    first = select(func.min(queue.c.ordering_key).label("key")).where(queue.c.ordering_key.is_not(None))
-    keys = (first if after is None else first.where(queue.c.ordering_key > after)).cte("keys", recursive=True)
-    following = select(func.min(queue.c.ordering_key)).where(queue.c.ordering_key > keys.c.key).scalar_subquery()
-    scan = keys.union_all(select(following).where(keys.c.key.is_not(None)))
-    found = connection.execute(select(scan.c.key).limit(limit)).scalars()
-    return [key for key in found if key is not None]
+    keys = ordering_keys(tables, after, limit)
+    return [key for key in connection.execute(select(keys.c.key).order_by(keys.c.number)).scalars() if key is not None]
 
 
 def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list[GroupSummary]:

@@ -31,6 +31,7 @@ from dispatchers.store.guards import Guards
 from dispatchers.store.listener import Listener
 from dispatchers.store.protocol import Exchange, Survey
 from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, request_lookups
+from dispatchers.store.stuck_groups import StuckGroups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
 from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox import migrations
@@ -89,6 +90,7 @@ class DatabaseStore:
         self._callbacks = CallbackTransactions(
             self._engine, self._async_engine, callback_timeout, schema=configuration.schema, run=self._run
         )
+        self._stuck_groups = StuckGroups(self.tables)
         self._callbacks_read: str | None = None
         self._made_rows: set[str] = set()
         self._reads_server = True
@@ -202,6 +204,7 @@ class DatabaseStore:
         found = select(names.c.name).where(names.c.name.is_not(None))
 
         def work(connection: Connection) -> Survey:
+            self._stuck_groups.sweep(connection)
             return Survey(list(connection.execute(found).scalars()), read_flow_states(connection, self.tables))
 
         return await self._run(work)

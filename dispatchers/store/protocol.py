@@ -130,7 +130,9 @@ class Store(Protocol):
         ...
 
     async def survey(self) -> Survey:
-        """Read which destinations have unsettled entries, and which of them are throttled."""
+        """Read which destinations have unsettled entries, and which of them are throttled. An ordering group that nothing blocks,
+        and that nothing has advanced, continues.
+        """
         ...
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:

@@ -81,6 +81,18 @@ def destination_names(tables: Tables) -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
+def ordering_keys(tables: Tables, after: str | None, keys_max: int) -> CTE:
+    """A query of the columns `key` and `number`: the next ordering keys with entries in the queue, numbered from 1. If there are
+    fewer, its last row is NULL. It is a skip scan too.
+    """
+    queue = tables.queue.alias()
+    first = select(func.min(queue.c.ordering_key).label("key"), literal(1).label("number"))
+    first = first.where(queue.c.ordering_key.is_not(None) if after is None else queue.c.ordering_key > after)
+    keys = first.cte("keys", recursive=True)
+    following = select(func.min(queue.c.ordering_key)).where(queue.c.ordering_key > keys.c.key).scalar_subquery()
+    return keys.union_all(select(following, keys.c.number + 1).where(keys.c.key.is_not(None), keys.c.number < keys_max))
+
+
 Value = Callable[[Any, CTE], ScalarSelect[Any]]
 """A subquery for a name, which is a text, or the column of a CTE, whose rows it then refers to."""
 

@@ -1,0 +1,70 @@
+"""Finds ordering groups whose first entry is blocked although nothing blocks it, and makes that entry due.
+
+Each transaction that takes an entry out of its group makes the next one due, so there are no such groups. This is for what should
+be impossible: a defect, another program, a row that was changed by hand. Otherwise the group would wait for ever.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Select, exists, select
+
+from dispatchers.store.queries import ordering_keys
+from outbox.sql.ordering import Place, advance, is_blocked
+from outbox.sql.schema import Tables
+
+log = logging.getLogger("outbox.dispatcher")
+
+GROUPS_MAX = 100
+"""Groups of one sweep. A group costs two probes of an index; with more groups, the next sweeps read the others."""
+
+
+class StuckGroups:
+    """Goes through all groups with waiting entries, some in each sweep."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._after: str | None = None  # the last group of the last sweep
+
+    def sweep(self, connection: Connection) -> None:
+        """Look at the next groups, and make the stuck ones due."""
+        keys = ordering_keys(self._tables, self._after, GROUPS_MAX)
+        head = head_of(self._tables, keys.c.key).correlate(keys).scalar_subquery()
+        groups = [
+            row for row in connection.execute(select(keys.c.key, head).order_by(keys.c.number)) if row[0] is not None
+        ]
+        for key in free_stuck(connection, self._tables, [head for _, head in groups if head is not None]):
+            log.error(
+                "ordering group %r was stuck: its first entry was blocked, but nothing blocked it. The entry is due now. This"
+                " should never happen: please report it",
+                key,
+            )
+        self._after = groups[-1][0] if len(groups) == GROUPS_MAX else None
+
+
+def head_of(tables: Tables, ordering_key: Any) -> Select[UUID]:
+    """The first entry of a group that is not uncertain."""
+    queue = tables.queue.alias()
+    first = select(queue.c.id).where(queue.c.ordering_key == ordering_key, queue.c.state != "uncertain")
+    return first.order_by(queue.c.position).limit(1)
+
+
+def free_stuck(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> list[str]:
+    """Make those of these entries due that are blocked by nothing: each is the first one of its group, and no entry that failed
+    blocks the group. Returns the keys of their groups.
+
+    An entry that becomes due although it must wait is not sent: it costs a claim.
+    """
+    if not ids:
+        return []
+    queue, blocked = tables.queue, tables.blocked_group
+    has_block = exists().where(blocked.c.ordering_key == queue.c.ordering_key)
+    is_first = queue.c.id == head_of(tables, queue.c.ordering_key).correlate(queue).scalar_subquery()
+    stuck = select(queue.c.ordering_key, queue.c.position).where(
+        queue.c.id.in_(ids), is_blocked(queue), is_first, ~has_block
+    )
+    found = connection.execute(stuck).all()
+    advance(connection, tables, [Place(row.ordering_key, row.position - 1) for row in found])
+    return sorted(row.ordering_key for row in found)
