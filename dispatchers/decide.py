@@ -231,7 +231,7 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
             return _still_uncertain(entry, attempts, known.reason or "", known)
         case "delivered" | "failed" | "cancelled":
             by_operator = known.attempts is None
-            end = Settle(known.state, attempts, known.result, known.reason, decided=by_operator)
+            end = Settle(known.state, attempts, known.result, known.reason, known.looked_up, decided=by_operator)
             # An operator's decision blocks no group that has resumed; a blocked one stays blocked until it is released.
             return without_block(end) if by_operator else end
         case _:

@@ -46,6 +46,7 @@ class Known:
     The entry is not sent while it is stored, unless `state` is `send_again`.
 
     state: the entry's end; `uncertain` for one whose callback is due. attempts: None if an operator decided.
+    looked_up: a status lookup has shown it, not an attempt.
     decided_at: of an operator's cancellation. key_epoch: of a `send_again`, the only epoch that the operator allows; None for
     the safest at the time.
     """
@@ -55,6 +56,7 @@ class Known:
     result: Any = None
     reason: str | None = None
     stored: bool = False
+    looked_up: bool = False
     decided_at: datetime | None = None
     key_epoch: int | None = None
 
@@ -124,9 +126,8 @@ def _read_known(members: Any, stored: bool) -> Known:
     if members["state"] not in _STATES:
         raise ValueError
     given = {name: members[name] for name in _KNOWN if name in members}
-    return Known(
-        **given, stored=stored, decided_at=_instant(members, "decided_at") if "decided_at" in members else None
-    )
+    decided_at = _instant(members, "decided_at") if "decided_at" in members else None
+    return Known(**given, stored=stored, looked_up=members.get("looked_up") is True, decided_at=decided_at)
 
 
 def _read_lookup(members: Any, stored: bool) -> LookupState:
@@ -160,6 +161,8 @@ def write_outcome(
         members["lookup"] = values | {"fenced_at": lookup.fenced_at.isoformat()}
     if known is not None:
         members["known"] = {name: value for name in _KNOWN if (value := getattr(known, name)) is not None}
+        if known.looked_up:
+            members["known"]["looked_up"] = True
         if known.decided_at is not None:
             members["known"]["decided_at"] = known.decided_at.isoformat()
     return json.dumps(members)

@@ -99,29 +99,40 @@ def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> I
 
 # --- the stored outcome of a waiting entry, which a dispatcher settles when it claims the entry
 
-STORED_OUTCOME = "a stored outcome comes from an operator's decision in the history, or from an adapter"
+STORED_OUTCOME = "a stored outcome comes from an operator's decision in the history, or from a send or a status lookup"
 _AS_DECIDED: Mapping[str, str] = {"delivered": "happened: ", "failed": "did_not_happen: ", "send_again": "send_again: "}
 """The prefix of a decision's reason in the history, by its outcome. A decision to cancel has no prefix."""
 
 
 def _unexplained(connection: Connection, tables: Tables) -> Iterator[Finding]:
     queue = tables.queue.c
-    for row in _pages(connection, select(queue.id, queue.outcome).where(queue.outcome.is_not(None)), queue.id):
+    stored = select(queue.id, queue.outcome, queue.maybe_sent).where(queue.outcome.is_not(None))
+    for row in _pages(connection, stored, queue.id):
         try:
-            known = read_outcome(row.outcome).known
+            outcome = read_outcome(row.outcome)
         except MalformedOutcome:
             yield row.id, "has a stored outcome that cannot be read"
             continue
-        if known is not None and not _is_on_record(connection, tables, row.id, known):
+        known = outcome.known
+        if known is None:
+            continue
+        if known.attempts is not None and not row.maybe_sent:
+            yield row.id, f"has the stored outcome {known.state}, but maybe_sent is false"
+        elif not _is_on_record(connection, tables, row.id, known, outcome.reason or ""):
             yield row.id, f"has the stored outcome {known.state}, but its history does not contain this outcome"
 
 
-def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
+def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known, reason: str) -> bool:
+    """Whether the history has a decision, or the failure of a callback. It has no line for a callback that has not run yet, or
+    that another process has.
+    """
     event = tables.event.c
     if known.attempts is None:
         by_event = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
-    else:
+    elif reason.startswith(f"{known.state}, but "):
         by_event = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
+    else:
+        return True
     return bool(connection.execute(select(exists().where(event.entry_id == id, *by_event))).scalar_one())
 
 

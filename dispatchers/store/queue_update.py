@@ -137,5 +137,7 @@ def _state_before(entry: ClaimedEntry) -> str:
 
 def _known(end: End) -> Known:
     if isinstance(end, Settle):
-        return Known(state=end.state, attempts=end.attempts, result=end.result, reason=end.reason)
+        return Known(
+            state=end.state, attempts=end.attempts, result=end.result, reason=end.reason, looked_up=end.looked_up
+        )
     return Known(state="uncertain", attempts=end.attempts, reason=end.reason, stored=end.stored)

@@ -34,3 +34,11 @@ def taking(table: sa.Table) -> Harm:
     column = table.c.get("id" if table is not TABLES.event else "entry_id")
     assert column is not None
     return lambda connection, id: connection.execute(table.delete().where(column == id))
+
+
+def require_only_harms_to_break(database: Database, id: UUID, harms: list[tuple[Harm, str, str]]) -> None:
+    """No rule is broken, but each harm breaks one. harms: each with its rule, and how the violation begins."""
+    assert broken_rules(database) == {}
+    for harm, rule, text in harms:
+        violations = broken_rules(database, lambda connection, harm=harm: harm(connection, id)).get(rule, [])
+        assert any(f" {text}" in found for found in violations), (rule, violations)

@@ -5,7 +5,6 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.callbacks import Shop
 from support.cli_runner import succeeded
 from support.database import TABLES, Client, Database
 from support.entries import (
@@ -22,13 +21,12 @@ from support.entries import (
 )
 from support.lookups import decide_on, keyless, look_up, sent_and_looked_up
 from support.ordering import OrderedService, put_in_group, send_all
-from support.verify import Harm, broken_rules, setting, taking
+from support.verify import Harm, require_only_harms_to_break, setting, taking
 
 import outbox
-from dispatchers import CannotTell, Deferred, Delivered, Operations, Outcome, Rejected, Unknown
+from dispatchers import CannotTell, Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel, resolve
-from dispatchers.callbacks import Settlement
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.times import NEVER
@@ -157,51 +155,6 @@ def looked_up_without_result(database: Database, ob: outbox.Outbox) -> UUID:
     id = sent_and_looked_up(database, ob, adapter)
     look_up(database, ob, adapter, HOUR)
     return id
-
-
-def callback_failed(outcome: Outcome, kind: str = "on_settled") -> History:
-    """Its end is on record, and its callback is due again."""
-
-    def history(database: Database, ob: outbox.Outbox) -> UUID:
-        shop = Shop(database, ob, is_async=False)
-        shop.on(kind, "crm.upsert", broken)
-        id = put_one(database, ob)
-        shop.run_once(adapters={"crm": MemoryAdapter([outcome])})
-        assert "callback raised" in queue_row(database, id).outcome
-        return id
-
-    return history
-
-
-def found_and_called_back_at_last(database: Database, ob: outbox.Outbox) -> UUID:
-    shop = Shop(database, ob, is_async=False)
-    shop.on_settled(broken)
-    id = sent_and_looked_up(database, ob, keyless("answer"), include=[shop.effects])
-    age(database, HOUR)
-    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended("on_settled")]) == 1
-    assert settlement_row(database, id).reason == "found at the service"
-    return id
-
-
-def broken(session: sa.orm.Session, settlement: Settlement) -> None:
-    raise ArithmeticError
-
-
-def mended(kind: str) -> Operations:
-    """The app's next deploy, whose callback of this kind raises nothing."""
-    effects = Operations()
-    getattr(effects, kind)("crm.upsert")(lambda session, settlement: None)
-    return effects
-
-
-def called_back_at_last(outcome: Outcome, kind: str = "on_settled") -> History:
-    def history(database: Database, ob: outbox.Outbox) -> UUID:
-        id = callback_failed(outcome, kind)(database, ob)
-        age(database, HOUR)
-        assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended(kind)]) == 1
-        return id
-
-    return history
 
 
 def blocking_its_group(database: Database, ob: outbox.Outbox) -> UUID:
@@ -339,15 +292,6 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
         (for_all(TABLES.event.update().values(kind="attempt")), "cancelled", "is cancelled, but has 1 attempts"),
     ]),
     (looked_up_without_result, []),
-    (callback_failed(Delivered()), [
-        (taking(TABLES.event), "stored outcome", "has the stored outcome delivered, but its history"),
-    ]),
-    (callback_failed(Rejected("declined")), []),
-    (callback_failed(Unknown("no answer", final=True), "on_uncertain"), []),
-    (called_back_at_last(Delivered()), []),
-    (called_back_at_last(Rejected("declined")), []),
-    (called_back_at_last(Unknown("no answer", final=True), "on_uncertain"), []),
-    (found_and_called_back_at_last, []),
     (blocking_its_group, [
         (delivered_and_blocking, "blocked group", "blocks ordering group ada, but is delivered"),
         (for_all(TABLES.blocked_group.update().values(ordering_key="bob")), "blocked group", "blocks ordering group bob, but"),
@@ -377,9 +321,4 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
 def test_a_history_breaks_no_rule_until_a_hand_changes_it(
     database: Database, ob: outbox.Outbox, history: History, harms: list[tuple[Harm, str, str]]
 ) -> None:
-    id = history(database, ob)
-
-    assert broken_rules(database) == {}
-    for harm, rule, text in harms:
-        violations = broken_rules(database, lambda connection, harm=harm: harm(connection, id)).get(rule, [])
-        assert any(f" {text}" in found for found in violations), (rule, violations)
+    require_only_harms_to_break(database, history(database, ob), harms)
