@@ -3,7 +3,6 @@
 import os
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
 
@@ -82,6 +81,8 @@ class Configuration:
         self.status_url = _checked_status_url(settings.get("status_url"))
         self.fair = _checked_fair(settings.get("fair", ()))
         self.hints = _checked_hints(settings.get("hints", True))
+        self.tables: Tables = tables_of(self.schema, self.prefix)
+        """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
 
     def status_url_of(self, id: UUID) -> str | None:
         """The URL of the status of the request with this id, if the app has set one."""
@@ -92,15 +93,10 @@ class Configuration:
         """The notification channel on which the dispatchers of these tables listen."""
         return channel_of(self.schema, self.prefix)
 
-    @cached_property
-    def tables(self) -> Tables:
-        """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
-        return tables_of(self.schema, self.prefix)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Configuration):
             return NotImplemented
-        return self._given() == other._given()
+        return self is other or self._given() == other._given()
 
     __hash__ = object.__hash__
 

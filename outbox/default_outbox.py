@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from outbox.configuration import Configuration, Settings
+from outbox.configuration import Configuration, Settings, configuration_from_environment
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox
 from outbox.keys import Keyring
@@ -12,7 +12,12 @@ class DefaultOutbox(Outbox):
     """The instance whose methods are the module functions. `configure` sets it up, or the environment does at its first use."""
 
     def __init__(self) -> None:
-        self._configuration = None
+        self._configured: dict[str, Configuration] = {}
+
+    @property
+    def configuration(self) -> Configuration:
+        """Those of `outbox.configure`, or those of the environment. Threads that ask for it first at the same time get one."""
+        return self._configured.get("") or self._configured.setdefault("", configuration_from_environment())
 
     def configure(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:
         """Set up the module functions, once, at the app's start. A second call with the same settings does nothing.
@@ -23,12 +28,10 @@ class DefaultOutbox(Outbox):
         keys.
         """
         new = Configuration(keyring, **settings)
-        if self._configuration is not None and self._configuration != new:
+        if self._configured.setdefault("", new) != new:
             raise ConfigurationError(
                 "outbox.configure was already called with other settings; for a second outbox, create an outbox.Outbox(...)"
             )
-        if self._configuration is None:
-            self._configuration = new
 
 
 default = DefaultOutbox()

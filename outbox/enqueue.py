@@ -33,7 +33,7 @@ def enqueue(
     state = state_of(inner)
     claimed = state.claim.parent_for(configuration) if state.claim is not None else None
     fields = key_fields(configuration.env, _parent(parent, claimed), operation, discriminator)
-    kid = claimed.kid if claimed else configuration.keyring.current
+    kid = claimed.kid if claimed and claimed.kid else configuration.keyring.current
     due_at, delay = (None, None) if due is None else _due(due)
     id, trace = entry_id(fields), configuration.trace_headers
     to = _default_destination(operation, options) if destination is None else _named("destination", destination)
@@ -71,7 +71,7 @@ def child_key(configuration: Configuration, parent: str | ParentKey, operation: 
 def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> str | ParentKey:
     if parent is not None:
         return parent
-    if claimed is None:
+    if claimed is None or claimed.parent is None:
         raise ParentRequired(
             "enqueue needs parent=, the key of what caused the effect (e.g. parent='invoice:42'); leave it out only inside an"
             " outbox.idempotent block, where the parent is the request"

@@ -241,15 +241,17 @@ def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterato
     Gives the token that the hints of such commits carry: these were heard already.
     """
     key = (place_key(engine), configuration.hint_channel)
-    _hearing[key] = [*_hearing.get(key, ()), hear]
+    with _lock:  # two dispatchers may start in two threads
+        _hearing[key] = [*_hearing.get(key, ()), hear]
     try:
         yield woken_token(engine)
     finally:
-        left = [each for each in _hearing.get(key, ()) if each is not hear]
-        if left:
-            _hearing[key] = left
-        else:
-            _hearing.pop(key, None)
+        with _lock:
+            left = [each for each in _hearing.get(key, ()) if each is not hear]
+            if left:
+                _hearing[key] = left
+            else:
+                _hearing.pop(key, None)
 
 
 def woken_token(engine: Engine) -> str:

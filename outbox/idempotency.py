@@ -115,9 +115,12 @@ class Claim(OpenClaim):
             raise self._lost()
         if self._rejected:
             raise self._after_rejection()
-        if configuration is not self._key.configuration:
-            return None
-        return ClaimedParent(self.parent, self._key.kid, self._key.id)
+        ours = self._key.configuration
+        if configuration == ours:
+            return ClaimedParent(self.parent, self._key.kid, self._key.id)
+        # In the same tables it is an entry of the request all the same: the request has not ended before it.
+        is_beside = (configuration.schema, configuration.prefix) == (ours.schema, ours.prefix)
+        return ClaimedParent(None, None, self._key.id) if is_beside else None
 
     def after_begin(self, connection: Connection) -> None:
         if self._savepoint is not None and not self._is_lost():

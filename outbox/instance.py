@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox.claim_block import IdempotentBlock, checked_wait, run, run_async
-from outbox.configuration import Configuration, Settings, configuration_from_environment
+from outbox.configuration import Configuration, Settings
 from outbox.enqueue import child_key, enqueue
 from outbox.entry_rows import Entry
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
@@ -42,13 +42,11 @@ class Outbox:
     """
 
     def __init__(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:
-        self._configuration: Configuration | None = Configuration(keyring, **settings)
+        self._configuration = Configuration(keyring, **settings)
 
     @property
     def configuration(self) -> Configuration:
         """The settings. For the default instance: those of `outbox.configure`, or those of the environment."""
-        if self._configuration is None:
-            self._configuration = configuration_from_environment()
         return self._configuration
 
     @overload

@@ -183,7 +183,7 @@ class Fence(Claim):
 
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
         claimed = super().parent_for(configuration)
-        return claimed._replace(kid=self._lease.kid) if claimed is not None else None
+        return claimed._replace(kid=self._lease.kid) if claimed is not None and claimed.kid is not None else claimed
 
     def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Not possible here, because the caller waits for the one answer of a leased claim. Raises `ClaimError`."""

@@ -29,10 +29,13 @@ _KEY = "_sqlalchemy_outbox"
 
 
 class ClaimedParent(NamedTuple):
-    """What an open claim gives to the entries inside it: its parent key, the kid it is pinned to, its record."""
+    """What an open claim gives to the entries inside it: its parent key, the kid it is pinned to, its record.
 
-    parent: ParentKey
-    kid: str
+    parent, kid: None for an entry of an outbox with other settings, which derives its keys by itself.
+    """
+
+    parent: ParentKey | None
+    kid: str | None
     record_id: UUID | None
 
 
@@ -143,7 +146,7 @@ class SessionState:
 
     def _piggybacked_insert(self, configuration: Configuration) -> PiggybackedInsert | None:
         piggybacked = self.piggybacked
-        if piggybacked is None or piggybacked.configuration is not configuration or piggybacked.written is not None:
+        if piggybacked is None or piggybacked.configuration != configuration or piggybacked.written is not None:
             return None
         return piggybacked
 

@@ -58,6 +58,24 @@ def test_a_request_waits_for_its_slowest_entry(checkout: Checkout) -> None:
     assert checkout.record.state == "succeeded"
 
 
+@pytest.mark.parametrize("limit", [256 * 1024, 1000], ids=["equal settings", "other settings"])
+def test_a_request_waits_for_the_entries_of_another_outbox(database: Database, ob: outbox.Outbox, limit: int) -> None:
+    """For example of the default outbox, and of one that a module has made from the same settings."""
+    checkout = Checkout(database, ob)
+    checkout.on_completed()
+    other = outbox.Outbox(ob.configuration.keyring, env="test", payload_bytes_max=limit)
+    with database.begin() as session, ob.idempotent(session, "k", scope="a", request={}) as claim:
+        ob.enqueue(session, CHARGE, {})
+        other.enqueue(session, "mail.receipt", {}, parent="invoice:42")
+        claim.accept("checkout", headers={"Location": "/1"})
+
+    assert checkout.run_once(adapters={"stripe": MemoryAdapter()}) == 1
+    assert (checkout.record.state, checkout.seen) == ("accepted", [])
+
+    assert checkout.run_once() == 1
+    assert [len(completed.entries) for completed in checkout.seen] == [2]
+
+
 def test_it_gets_the_end_and_result_of_each_effect(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept(CHARGE, "mail.receipt")

@@ -4,13 +4,16 @@ import base64
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.concurrency import at_once
 from support.database import CHARGE, PAYLOAD
 
 import outbox
+from outbox.configuration import configuration_from_environment
 from outbox.default_outbox import DefaultOutbox
 
 ROOT = Path(__file__).parents[2]
@@ -216,6 +219,31 @@ def test_without_any_settings_each_use_says_what_to_set(default, monkeypatch, sq
     assert str(caught.value) == (
         "the outbox is not configured: call outbox.configure(keyring, env=...) at the app's start, or set " + missing
     )
+
+
+def test_threads_that_first_use_the_default_outbox_get_one_configuration(default, monkeypatch):
+    monkeypatch.setenv("OUTBOX_SECRET", f"k1:{base64.b64encode(SECRET).decode()}")
+    monkeypatch.setenv("OUTBOX_ENV", "prod")
+    both_read = threading.Barrier(2)
+
+    def slowly():
+        made = configuration_from_environment()
+        both_read.wait(10)
+        return made
+
+    monkeypatch.setattr("outbox.default_outbox.configuration_from_environment", slowly)
+
+    one, other = at_once(2, lambda: default.configuration)
+
+    assert one is other is default.configuration
+
+
+def test_threads_that_configure_differently_are_not_both_believed(default):
+    turns = iter(["prod", "staging"] * 10)
+
+    outcomes = at_once(20, lambda: default.configure(outbox.Keyring({"k1": SECRET}), env=next(turns)))
+
+    assert sum(isinstance(outcome, outbox.ConfigurationError) for outcome in outcomes) == 10
 
 
 def test_the_module_functions_are_those_of_the_default_instance():
