@@ -4,17 +4,18 @@ A row is written in the transaction of its decision, so one exists exactly if th
 entry's history too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
 
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.schema import Tables
 
-Kind: TypeAlias = Literal["entry", "entries", "destination", "ordering_group", "request", "database"]
+Kind: TypeAlias = Literal["entry", "entries", "proposed_entry", "destination", "ordering_group", "request", "database"]
 
 Place: TypeAlias = tuple[datetime, int]
 """Where a page of the audit log ended: the last row's time and its id."""
@@ -25,7 +26,8 @@ class AuditRow:
     """One decision.
 
     action: `retry`, `pause`, `reveal_payload`, ... kind: what `target` is: the id of an entry, the sentence that names several
-    entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database.
+    entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database. A
+    `proposed_entry` is one of the entries of a proposal; its rows are beside the proposal's own.
     count: how many of them the decision changed, or showed.
     """
 
@@ -41,7 +43,10 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which rows; None for all. since: a timedelta counts back from the database's clock."""
+    """Which rows; None for all. The rows of single entries of a proposal are listed only by their target or kind.
+
+    since: a timedelta counts back from the database's clock.
+    """
 
     actor: str | None = None
     action: str | None = None
@@ -81,6 +86,20 @@ def write_audit(
     return id
 
 
+def write_proposed(
+    connection: Connection,
+    tables: Tables,
+    ids: Collection[UUID],
+    *,
+    actor: str,
+    action: str,
+    reason: str,
+) -> None:
+    """Add a row for each entry of a proposal, so that the log is found by any of them."""
+    common = {"actor": actor, "action": action, "kind": "proposed_entry", "reason": reason, "count": 1}
+    connection.execute(insert(tables.audit).values(at=clock()), [common | {"target": str(id)} for id in ids])
+
+
 def count_more(connection: Connection, tables: Tables, id: int, more: int) -> None:
     """Add to the count of a decision that is made in several transactions."""
     audit = tables.audit
@@ -109,6 +128,10 @@ def read_audit(
 def _conditions(tables: Tables, wanted: AuditFilter, now: datetime) -> list[ColumnElement[bool]]:
     audit = tables.audit
     names = ("actor", "action", "kind", "target")
-    given = [audit.c[name] == value for name in names if (value := getattr(wanted, name)) is not None]
+    given: list[ColumnElement[bool]] = [
+        audit.c[name] == value for name in names if (value := getattr(wanted, name)) is not None
+    ]
+    if wanted.target is None and wanted.kind is None:
+        given.append(audit.c.kind != "proposed_entry")
     since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
     return given if since is None else [*given, audit.c.at >= since]

@@ -1,24 +1,24 @@
 """Decisions that need a second person: one operator proposes, another one confirms within a time limit.
 
 A proposal has the ids of its entries, so what is confirmed is what was proposed. The confirming transaction carries the decision
-out; what has changed meanwhile is left alone and counted, as in bulk.
+out; what has changed meanwhile is left alone and counted, as in bulk. The history of each entry and the audit log name both.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from dispatchers.admin.audit import write_audit
+from dispatchers.admin.audit import write_audit, write_proposed
 from dispatchers.admin.bulk import BulkDecision, Preview, decide_batch, preview
-from dispatchers.admin.bulk_sentence import asks_again
 from dispatchers.admin.decisions import check_decision
 from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.persons import is_same_person
+from dispatchers.admin.proposed import Proposal, ids_in, read_proposal, stored_text
 from outbox.configuration import Configuration
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.sql.dialect import clock, database_now
@@ -27,25 +27,6 @@ from outbox.sql.schema import Tables
 ENTRIES_MAX = 1000  # they are decided in one transaction, which holds its locks for some seconds
 VALID_FOR = timedelta(hours=4)
 VALID_FOR_MAX = timedelta(days=7)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A proposed decision. state: `open`, `expired`, `confirmed` or `withdrawn`. sentence: what it does, with the count.
-
-    decided_by: who confirmed it, or withdrew it. needs_secret: whether only a process with the app's secret can confirm it.
-    """
-
-    id: UUID
-    at: datetime
-    expires_at: datetime
-    actor: str
-    sentence: str
-    reason: str
-    state: str
-    decided_by: str | None
-    decided_at: datetime | None
-    needs_secret: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +62,21 @@ def propose(
     if len(found.ids) > ENTRIES_MAX:
         rule = f"are more than {ENTRIES_MAX} entries, the most that one proposal may have: narrow the filter"
         raise InvalidValue("entries", len(found.ids), rule)
-    stored = {
-        "action": decision.action,
-        "verdict": decision.verdict,
-        "result": decision.result,
-        "states": list(wanted.states),
-        "ids": [str(id) for id in found.ids],
-    }
-    actor, reason, sentence = decision.actor, decision.reason, found.sentence
+    actor, reason = decision.actor, decision.reason
+    check_decision(actor, _of_both(reason, actor))
     made = insert(tables.proposal).values(
         id=uuid4(),
         at=found.at,
         expires_at=found.at + valid_for,
         actor=actor,
-        sentence=sentence,
+        sentence=found.sentence,
         reason=reason,
-        decision=json.dumps(stored),
+        decision=stored_text(decision, wanted, found.ids),
         state="open",
     )
-    row = connection.execute(made.returning(*_shown(tables))).one()
-    _log(connection, tables, actor=actor, action="propose", target=sentence, reason=reason, count=len(found.ids))
-    return _proposal(row, found.at)
+    id: UUID = connection.execute(made.returning(tables.proposal.c.id)).scalar_one()
+    _log(connection, tables, found.sentence, found.ids, actor=actor, action="propose", reason=reason)
+    return read_proposal(connection, tables, id)
 
 
 def confirm(
@@ -114,22 +89,30 @@ def confirm(
     none.
     """
     row = _open_row(connection, tables, id, actor)
-    if actor.strip().casefold() == row.actor.strip().casefold():
+    if is_same_person(actor, row.actor):
         raise DecisionRefused(f"proposal {id} was made by {row.actor!r}: another operator must confirm it", "open")
-    stored = json.loads(row.decision)
+    stored, ids, why = json.loads(row.decision), ids_in(row.decision), _of_both(row.reason, row.actor)
     decision = BulkDecision(
         action=stored["action"],
-        actor=row.actor,
-        reason=row.reason,
+        actor=actor,
+        reason=why,
         verdict=stored["verdict"],
         result=stored["result"],
         configuration=configuration,
     )
-    ids = [UUID(each) for each in stored["ids"]]
     found = Preview(at=row.at, sentence=row.sentence, wanted=Filter(states=stored["states"]), ids=ids, left_alone={})
     done = decide_batch(connection, tables, decision, found, ids)
-    why = f"{row.reason} (proposed by {row.actor})"
-    _log(connection, tables, actor=actor, action=decision.action, target=row.sentence, reason=why, count=done.done)
+    write_audit(
+        connection,
+        tables,
+        actor=actor,
+        action=decision.action,
+        kind="entries",
+        target=row.sentence,
+        reason=why,
+        count=done.done,
+    )
+    write_proposed(connection, tables, ids, actor=actor, action="confirm", reason=_about(row.sentence, why))
     closed = _close(connection, tables, id, "confirmed", actor)
     return Confirmed(proposal=closed, done=done.done, skipped=done.skipped)
 
@@ -137,19 +120,9 @@ def confirm(
 def withdraw(connection: Connection, tables: Tables, id: UUID, *, actor: str) -> Proposal:
     """Close a proposal without carrying it out; its own operator may, too. Raises as `confirm`."""
     row = _open_row(connection, tables, id, actor)
-    _log(connection, tables, actor=actor, action="withdraw", target=row.sentence, reason=None, count=0)
+    why = _of_both(row.reason, row.actor)
+    _log(connection, tables, row.sentence, ids_in(row.decision), actor=actor, action="withdraw", reason=why)
     return _close(connection, tables, id, "withdrawn", actor)
-
-
-def read_proposals(connection: Connection, tables: Tables, *, rows_max: int = 100) -> list[Proposal]:
-    """The newest proposals, in every state."""
-    proposal, now = tables.proposal, database_now(connection)
-    newest: Any = select(*_shown(tables)).order_by(proposal.c.at.desc(), proposal.c.id).limit(rows_max)
-    return [_proposal(row, now) for row in connection.execute(newest)]
-
-
-def _shown(tables: Tables) -> list[Any]:
-    return [column for column in tables.proposal.c if column.name != "decision"]
 
 
 def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> Row[Any]:
@@ -168,17 +141,32 @@ def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> R
 
 def _close(connection: Connection, tables: Tables, id: UUID, state: str, actor: str) -> Proposal:
     closed = update(tables.proposal).where(tables.proposal.c.id == id)
-    closed = closed.values(state=state, decided_by=actor, decided_at=clock())
-    connection.execute(closed)
-    shown: Any = select(*_shown(tables)).where(tables.proposal.c.id == id)
-    row = connection.execute(shown).one()
-    return _proposal(row, row.decided_at)
+    connection.execute(closed.values(state=state, decided_by=actor, decided_at=clock()))
+    return read_proposal(connection, tables, id)
 
 
-_log = partial(write_audit, kind="entries")
+def _of_both(reason: str, proposer: str) -> str:
+    """The reason in the history and the audit log, where the actor is the one who confirms."""
+    return f"{reason} (proposed by {proposer})"
 
 
-def _proposal(row: Row[Any], now: datetime) -> Proposal:
-    is_expired = row.state == "open" and row.expires_at <= now
-    state, needs_secret = "expired" if is_expired else row.state, asks_again(row.sentence)
-    return Proposal(**{**row._mapping, "state": state, "needs_secret": needs_secret})
+def _about(sentence: str, reason: str) -> str:
+    return f"{sentence}: {reason}"
+
+
+def _log(
+    connection: Connection,
+    tables: Tables,
+    sentence: str,
+    ids: Sequence[UUID],
+    *,
+    actor: str,
+    action: str,
+    reason: str,
+) -> None:
+    """Record what was done with a proposal: once as a whole, and once for each of its entries."""
+    count = len(ids) if action == "propose" else 0
+    write_audit(
+        connection, tables, actor=actor, action=action, kind="entries", target=sentence, reason=reason, count=count
+    )
+    write_proposed(connection, tables, ids, actor=actor, action=action, reason=_about(sentence, reason))

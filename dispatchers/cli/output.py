@@ -35,7 +35,7 @@ def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") 
     elif click.get_current_context().meta.get(JSON):
         click.echo(json.dumps(plain(document), indent=2))
     elif callable(text):
-        _draw(text())
+        draw(text())
     else:
         click.echo(text)
 
@@ -148,12 +148,13 @@ def state_cell(state: str) -> "Text":
     return cell(state, STYLES.get(state, ""))
 
 
-def _draw(parts: "Iterable[RenderableType]") -> None:
+def draw(parts: "Iterable[RenderableType]", *, to_stderr: bool = False) -> None:
+    """Print what is drawn. to_stderr: before a question, so that the command's own output stays apart."""
     console = _console()
     with console.capture() as captured:
         for part in parts:
             console.print(part)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), err=to_stderr)
 
 
 def _console() -> "Console":

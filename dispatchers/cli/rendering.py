@@ -240,6 +240,14 @@ def page(found: "Page", following: str | None, *, ended: bool, env: str | None) 
         yield prose(f"--after {following}", "dim")  # on its own line, so that it can be copied
 
 
+def with_parents(entries: "Sequence[EntrySummary]") -> "RenderableType":
+    """Entries of several parents, with their whole ids."""
+    drawn = table("ID", "STATE", "OPERATION", "PARENT", "REASON", elastic=["OPERATION", "PARENT", "REASON"])
+    for each in entries:
+        drawn.add_row(cell(each.id), state_cell(each.state), *map(cell, (_effect(each), each.parent, _why(each))))
+    return drawn
+
+
 def _none(page: "Page", *, ended: bool) -> str:
     if page.since is None:
         return "none"

@@ -272,7 +272,8 @@ def _history(make: Maker) -> None:
         sa.Column("reason", TEXT),
         sa.Column("count", sa.Integer(), nullable=False),
         make.check(
-            "audit_kind", "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')"
+            "audit_kind",
+            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
         ),
     )
     make.index("audit_at", "audit", ["at", "id"])

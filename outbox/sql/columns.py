@@ -247,7 +247,7 @@ def audit(prefix: str) -> list[Any]:
         Column("reason", LONG_TEXT),
         Column("count", Integer, nullable=False),
         CheckConstraint(
-            "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')",
+            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
             name=f"{prefix}audit_kind",
         ),
         # serves the audit log, newest first, and retention, oldest first

@@ -80,7 +80,7 @@ def test_a_confirmation_is_repeated_after_a_conflict(portable: Database, ob: out
     proposal = proposed(portable)
 
     with before_statement("SELECT outbox_proposal", touching(portable, TABLES.proposal, "reason")) as failed:
-        printed = succeeded("confirm", proposal, "--actor", "bob", database=portable)
+        printed = succeeded("confirm", proposal, "--yes", "--actor", "bob", database=portable)
 
     assert len(failed) == 1
     assert "1 entries changed" in printed

@@ -34,7 +34,8 @@ def asked_for(database: Database) -> set[UUID | None]:
 
 
 def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
-    return [(row.actor, row.action, row.count, row.reason) for row in database.rows(TABLES.audit)]
+    rows = [row for row in database.rows(TABLES.audit) if row.kind != "proposed_entry"]
+    return [(row.actor, row.action, row.count, row.reason) for row in rows]
 
 
 def offers(entry: Any) -> dict[str, str | None]:

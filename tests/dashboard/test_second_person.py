@@ -41,7 +41,8 @@ def decided(database: Database, *ids: Any) -> int:
 
 
 def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
-    return [(row.actor, row.action, row.count, row.reason) for row in database.rows(TABLES.audit)]
+    rows = [row for row in database.rows(TABLES.audit) if row.kind != "proposed_entry"]
+    return [(row.actor, row.action, row.count, row.reason) for row in rows]
 
 
 def confirm_path(page: str) -> str:
@@ -180,3 +181,25 @@ def test_an_expired_proposal_cannot_be_confirmed(database: Database, ob: outbox.
 def test_a_name_that_is_no_decision_is_refused(database: Database, names: Any) -> None:
     with pytest.raises(ConfigurationError, match="second_person"):
         Dashboard(database.engine, authenticate=by_header, second_person=names)
+
+
+def test_who_confirms_sees_each_entry_and_the_whole_answer(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob, parent="order:77")
+    body = {"decision": "happened", "reason": "seen", "result": {"id": "pi_FORGED", "amount": 10**9}}
+
+    with dashboard(database, authenticate=by_header) as app:
+        ada, bob, viewer = (
+            Browser(app, **{"X-User": user}) for user in ("ada=operator", "bob=operator", "eve=viewer+payload_reader")
+        )
+        made = ada.api(f"/entries/{id}/propose", body, **BEARER).json()
+        page, listed = bob.text(f"/proposals/{made['id']}"), bob.text("/proposals")
+        document = bob.api(f"/proposals/{made['id']}").json()["proposals"][0]["decision"]
+        hidden = viewer.api("/proposals").json()["proposals"][0]["decision"]
+        blind = viewer.text("/proposals")
+
+    for shown in (page, listed):
+        assert all(text in shown for text in (f"/entries/{id}", "mail.send", "order:77", "pi_FORGED", "1000000000"))
+    assert (document["verdict"], document["result"], document["ids"]) == ("happened", body["result"], [str(id)])
+    assert [each["parent"] for each in document["entries"]] == ["order:77"]
+    assert hidden is None
+    assert "pi_FORGED" not in blind

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import document, error_of, succeeded
+from support.cli_runner import command, document, error_of, on_terminal, succeeded
 from support.database import TABLES, Database
 from support.entries import change, put, put_one, run_once, states
 
@@ -16,9 +16,11 @@ import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import proposals
+from dispatchers.admin.audit import AuditFilter, read_audit
 from dispatchers.admin.bulk import BulkDecision
 from dispatchers.admin.entry_filter import Filter
-from dispatchers.admin.proposals import VALID_FOR, Confirmed, Proposal
+from dispatchers.admin.proposals import VALID_FOR, Confirmed
+from dispatchers.admin.proposed import ENTRIES_LISTED, Proposal, read_proposal, read_proposals
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, delete_old_decisions
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 
@@ -40,11 +42,12 @@ def confirm(database: Database, id: UUID, actor: str = "bob", **more: Any) -> Co
 
 def listed(database: Database) -> list[tuple[str, str | None]]:
     with database.engine.connect() as connection:
-        return [(each.state, each.decided_by) for each in proposals.read_proposals(connection, TABLES)]
+        return [(each.state, each.decided_by) for each in read_proposals(connection, TABLES)]
 
 
 def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
-    return [(row.actor, row.action, row.count, row.reason) for row in database.rows(TABLES.audit)]
+    rows = [row for row in database.rows(TABLES.audit) if row.kind != "proposed_entry"]
+    return [(row.actor, row.action, row.count, row.reason) for row in rows]
 
 
 def test_nothing_changes_until_another_operator_confirms(database: Database, ob: outbox.Outbox) -> None:
@@ -65,7 +68,9 @@ def test_nothing_changes_until_another_operator_confirms(database: Database, ob:
     assert states(database) == {"cancelled": 3}
 
 
-@pytest.mark.parametrize("same", ["ada", "Ada", " ADA "])
+@pytest.mark.parametrize(
+    "same", ["ada", "Ada", " ADA ", "a\u200bda", "\uff41\uff44\uff41", "ad\u00e1", "ada\u0301", "\u2060ada\ufeff"]
+)
 def test_who_proposed_it_cannot_confirm_it(database: Database, ob: outbox.Outbox, same: str) -> None:
     put_one(database, ob)
     made = propose(database)
@@ -200,8 +205,8 @@ def test_the_commands_propose_list_and_confirm(database: Database, ob: outbox.Ou
 
     made = document("cancel", str(one), *why, database=database)
     rest = document("cancel", "--destination", "crm", *why, database=database)
-    refused = error_of("confirm", made["id"], "--actor", "ada", database=database)
-    confirmed = document("confirm", made["id"], "--actor", "bob", database=database)
+    refused = error_of("confirm", made["id"], "--yes", "--actor", "ada", database=database)
+    confirmed = document("confirm", made["id"], "--yes", "--actor", "bob", database=database)
     withdrawn = succeeded("confirm", rest["id"], "--withdraw", "--actor", "ada", database=database)
     shown = document("confirm", database=database)["proposals"]
 
@@ -211,3 +216,55 @@ def test_the_commands_propose_list_and_confirm(database: Database, ob: outbox.Ou
     assert [each["state"] for each in shown] == ["withdrawn", "confirmed"]
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 3
     assert states(database) == {"cancelled": 1, "delivered": 2}
+
+
+# --- what the second person sees, and what is recorded
+
+
+@pytest.mark.parametrize("count", [1, 30, 1000])
+def test_a_proposal_shows_its_entries_and_is_found_by_each(database: Database, ob: outbox.Outbox, count: int) -> None:
+    ids = set(put(database, ob, count=count))
+    made = propose(database)
+    confirm(database, made.id)
+
+    with database.engine.connect() as connection:
+        (listed,) = read_proposals(connection, TABLES)
+        shown = read_proposal(connection, TABLES, made.id).decision
+        by_entry = read_audit(connection, TABLES, AuditFilter(target=str(min(ids))), rows_max=5).rows
+        in_all = read_audit(connection, TABLES, rows_max=5).rows
+
+    assert listed.decision is not None
+    assert shown is not None
+    assert (listed.decision.count, len(listed.decision.entries)) == (count, min(count, ENTRIES_LISTED))
+    assert {each.id for each in shown.entries} == set(shown.ids) == ids
+    assert [(row.action, row.actor) for row in by_entry] == [("confirm", "bob"), ("propose", "ada")]
+    assert all("ada" in f"{row.actor} {row.reason}" for row in by_entry)
+    assert [row.action for row in in_all] == ["cancel", "propose"]
+
+
+def test_the_history_of_an_entry_names_both_people(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob)
+
+    confirm(database, propose(database).id)
+
+    decided = [row for row in database.rows(TABLES.event) if row.kind == "decision"]
+    assert [(row.actor, row.reason) for row in decided] == [("bob", "ordered twice (proposed by ada)")]
+
+
+def test_the_command_shows_the_whole_decision(database: Database, ob: outbox.Outbox) -> None:
+    lost = put_one(database, ob, parent="order:77")
+    change(database, lost, state="uncertain", maybe_sent=True)
+    forged = {"id": "pi_FORGED", "amount": 10**9}
+    decision = BulkDecision(action="resolve", verdict="happened", actor="ada", reason="seen", result=forged)
+    made = propose(database, Filter(states=("uncertain",)), decision)
+
+    shown = succeeded("confirm", str(made.id), "--dry-run", database=database)
+    status, terminal = on_terminal("confirm", str(made.id), "--actor", "bob", database=database, typed="n\n")
+    refused = command("confirm", str(made.id), "--actor", "bob", database=database)
+
+    for text in (shown, terminal):
+        assert all(part in text.replace("\n", "") for part in ("pi_FORGED", "1000000000", "ada: seen", "order:77"))
+    assert str(lost) in shown
+    assert (status, refused.exit_code) == (1, 2)
+    assert "give --yes, or --dry-run first" in " ".join(refused.stderr.split())
+    assert listed(database) == [("open", None)]

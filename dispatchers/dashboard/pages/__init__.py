@@ -25,6 +25,7 @@ VIEWS: tuple[View, ...] = (
     entry.VIEW,
     bulk.VIEW,
     proposals.VIEW,
+    proposals.PROPOSAL,
     destinations.VIEW,
     groups.VIEW,
     groups.GROUP,

@@ -26,7 +26,7 @@ from dispatchers.admin.entry_filter import (
     select_ids,
 )
 from dispatchers.admin.plain_values import ids_text, instant
-from dispatchers.admin.proposals import Proposal
+from dispatchers.admin.proposed import Proposal
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone, require_keys
 from dispatchers.dashboard.decision_texts import BULK, BulkName

@@ -9,7 +9,10 @@ from dispatchers.admin import proposals
 from dispatchers.admin.again import why_no_keys
 from dispatchers.admin.bulk import BulkDecision
 from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter
-from dispatchers.admin.proposals import Confirmed, Proposal
+from dispatchers.admin.persons import is_same_person
+from dispatchers.admin.proposals import Confirmed
+from dispatchers.admin.proposed import Proposal, read_proposal, read_proposals
+from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, no_keys, require_keys, require_version
 from dispatchers.dashboard.decision_texts import BULK
 from dispatchers.dashboard.parameters import Nothing, parameter
@@ -22,20 +25,30 @@ PROPOSED = "The decision is proposed. Nothing changes until another operator con
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalsPage:
-    """The newest 100 proposals, in every state. why_not_again: why those that ask again cannot be confirmed in this dashboard."""
+    """The newest 100 proposals, in every state. own: those that the reader made, and so cannot confirm. why_not_again: why those
+    that ask again cannot be confirmed in this dashboard.
+    """
 
     at: datetime
     proposals: list[Proposal]
+    own: list[UUID]
     why_not_again: str | None
 
 
 def read(reading: Reading, query: Nothing) -> ProposalsPage:
-    """The proposals, the newest first."""
+    """The proposals, the newest first, each with its first entries."""
+    return _page(reading, read_proposals(reading.connection, reading.tables, rights=rights_of(reading.identity)))
+
+
+def _page(reading: Reading, found: list[Proposal]) -> ProposalsPage:
     connection, tables = reading.connection, reading.tables
-    found = proposals.read_proposals(connection, tables)
     asks = any(each.needs_secret and each.state == "open" for each in found)
-    why = why_no_keys(connection, tables, reading.configuration) if asks else None
-    return ProposalsPage(at=database_now(connection), proposals=found, why_not_again=why)
+    return ProposalsPage(
+        at=database_now(connection),
+        proposals=found,
+        own=[each.id for each in found if is_same_person(each.actor, reading.identity.name)],
+        why_not_again=why_no_keys(connection, tables, reading.configuration) if asks else None,
+    )
 
 
 VIEW = View(
@@ -44,6 +57,34 @@ VIEW = View(
     title="Proposals",
     summary="List the decisions that operators have proposed, the newest first",
     read=read,
+    result=ProposalsPage,
+    template="proposals.html",
+    in_navigation=False,
+    is_live=False,
+    decides=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalForm:
+    """Which proposal."""
+
+    id: UUID = parameter("The proposal's id.")
+
+
+def read_one(reading: Reading, query: ProposalForm) -> ProposalsPage:
+    """One proposal with all of its entries."""
+    rights = rights_of(reading.identity)
+    return _page(reading, [read_proposal(reading.connection, reading.tables, query.id, rights=rights)])
+
+
+PROPOSAL = View(
+    name="proposal",
+    path="/proposals/{id}",
+    title="Proposal",
+    summary="Show one proposal: the whole decision and all of its entries",
+    query=ProposalForm,
+    read=read_one,
     result=ProposalsPage,
     template="proposals.html",
     in_navigation=False,
@@ -84,13 +125,6 @@ def _propose(deciding: Deciding, form: EntryProposal) -> Proposal:
 
 
 # --- confirm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalForm:
-    """Which proposal."""
-
-    id: UUID = parameter("The proposal's id.")
 
 
 def _confirm(deciding: Deciding, form: ProposalForm) -> Confirmed:
