@@ -55,6 +55,13 @@ PORT = 8460
     metavar="DECISION",
     help="A decision that another operator must confirm, e.g. cancel; repeatable.",
 )
+@click.option(
+    "--trusted-origin",
+    "trusted_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="The dashboard's own origin behind a proxy that changes the Host header, e.g. https://ops.example.com; repeatable.",
+)
 @options.env_option
 @options.database_option
 @databases_option
@@ -69,6 +76,7 @@ def web(
     read_database: str | None,
     root_path: str,
     second_person: tuple["BulkName", ...],
+    trusted_origins: tuple[str, ...],
     env: str | None,
     database: str | None,
     databases: str | None,
@@ -101,9 +109,21 @@ def web(
     begin_log("info")
     authenticator = _authenticator(authenticate, users)
     target = options.Target(every or str(url), schema, prefix)
-    shared = {"schema": schema, "prefix": prefix, "second_person": second_person, "outbox": outbox_of(env, target)}
+    shared = {
+        "schema": schema,
+        "prefix": prefix,
+        "second_person": second_person,
+        "trusted_origins": trusted_origins,
+        "outbox": outbox_of(env, target),
+    }
     make = _of_one if every is None else _of_all
-    app = make(target.database, read_database, authenticator, shared)
+    if users is None:
+        app = make(target.database, read_database, authenticator, shared)
+    else:
+        from dispatchers.dashboard.password_file import SIGN_OUT, SignOut
+
+        shared["sign_out"] = f"{root_path}{SIGN_OUT}"
+        app = SignOut(make(target.database, read_database, authenticator, shared))
     settings: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **settings)  # else by WEB_CONCURRENCY
 

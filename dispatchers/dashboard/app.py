@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -50,6 +51,7 @@ class Dashboard:
     there is no default. read_url: where pages are read, by default `url`. schema, prefix: of the tables. statement_timeout: the
     limit of each statement. trusted_origins: origins such as `https://ops.example.com` whose forms are accepted, for a proxy that
     changes the Host header. second_person: decisions, such as `cancel` or `did_not_happen`, that another operator must confirm.
+    sign_out: the address of the app's own page, to which the pages link.
     outbox: the app's, with its secret and env; with it operators may ask again, which derives keys. None by default.
     Raises `ConfigurationError` for a database or a setting that cannot work.
     """
@@ -66,22 +68,21 @@ class Dashboard:
         trusted_origins: Collection[str] = (),
         second_person: Collection[BulkName] = (),
         outbox: Outbox | None = None,
+        sign_out: str | None = None,
     ) -> None:
         if not callable(authenticate):
             raise ConfigurationError(
                 f"authenticate={authenticate!r}: give a function (request) -> Identity | None: the dashboard has no users"
             )
-        if isinstance(trusted_origins, str):
-            raise ConfigurationError(
-                f"trusted_origins={trusted_origins!r}: give a list of origins, such as [{trusted_origins!r}]"
-            )
         self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
         self._authenticate = authenticate
         self._second_person = checked_second_person(second_person)
         self._configuration = _checked(outbox, schema, prefix)
-        self._trusted = frozenset(trusted_origins)
+        self._trusted = protection.checked_origins(trusted_origins)
+        self._sign_out = sign_out
         self._templates = rendering.environment()
         self._app = Starlette(routes=self._routes(), exception_handlers={404: self._missing, 405: self._missing})
+        self._app.router.redirect_slashes = False  # it answers before the sign-in, with the Host header of the request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -129,10 +130,18 @@ class Dashboard:
         return endpoint
 
     async def _missing(self, request: Request, error: Exception) -> Response:
-        as_json = request.url.path.removeprefix(rendering.prefix_of(request)).startswith(f"{API}/")
-        answer = self._failed(request, failure_of(error), None, as_json=as_json)
-        answer.headers.update(getattr(error, "headers", None) or {})  # `Allow`
-        return answer
+        """What exists is said only to those who are signed in."""
+        path = protection.path_of(request.scope)
+        as_json = path.startswith(f"{API}/")
+
+        async def answer(request: Request, identity: Identity) -> Response:
+            if path.endswith("/") and path.strip("/") and request.method in protection.SAFE_METHODS:
+                return without_slash(path)
+            missing = self._failed(request, failure_of(error), identity, as_json=as_json)
+            missing.headers.update(getattr(error, "headers", None) or {})  # `Allow`
+            return missing
+
+        return await self._endpoint(answer, as_json=as_json)(request)
 
     def _failed(self, request: Request, failure: Failure, identity: Identity | None, *, as_json: bool) -> Response:
         headers = {"Retry-After": "5"} if failure.status == 503 else {}
@@ -150,6 +159,7 @@ class Dashboard:
             "views": [view for view in VIEWS if view.in_navigation] if identity else [],
             "view": None,
             "csrf_token": "",
+            "sign_out": self._sign_out,
             "done": None,
             "second_person": self._second_person,
             "databases": {},
@@ -292,6 +302,11 @@ def _require_rights(identity: Identity, query: Any) -> None:
     given = [each.name for each in fields(query) if getattr(query, each.name) not in (None, (), False)]
     for name, right in missing_rights(given, rights_of(identity)).items():
         raise Failure(403, "role", f"{name}: {identity.name!r} may not read what this compares with ({right})", name)
+
+
+def without_slash(path: str) -> Response:
+    """To the same page without the slash at its end, by a relative address: a proxy may know it by another one."""
+    return RedirectResponse(f"../{quote(path.rstrip('/').rpartition('/')[2])}")
 
 
 def as_json_response(value: Any) -> Response:

@@ -4,18 +4,19 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy.engine import URL
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from dispatchers.admin.summary import Summary
 from dispatchers.dashboard import protection, rendering
-from dispatchers.dashboard.access import Authenticator, Identity
+from dispatchers.dashboard.access import Authenticator, Identity, identify
 from dispatchers.dashboard.app import API, Dashboard, as_json_response
 from dispatchers.dashboard.failures import failure_of
 from dispatchers.dashboard.pages import overview
@@ -53,11 +54,14 @@ class FleetDashboard:
     def __init__(self, databases: Mapping[str, str | URL], *, authenticate: Authenticator, **settings: Any) -> None:
         if not databases:
             raise ConfigurationError("a dashboard needs a database")
+        self._authenticate = authenticate
         self.members = {
             name: _Member(self, name, url, authenticate=authenticate, **settings) for name, url in databases.items()
         }
         mounts = [Mount(f"/{name}", member) for name, member in self.members.items()]
-        self._app = Starlette(routes=[Route("/", self._begin), *mounts])
+        routes = [Route("/", self._begin), *mounts]
+        self._app = Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
+        self._app.router.redirect_slashes = False  # it answers before the sign-in, with the Host header of the request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -67,7 +71,7 @@ class FleetDashboard:
             await run_in_threadpool(self.close)
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, protection.with_headers(send))
 
     def close(self) -> None:
         """Close the connections to all databases."""
@@ -75,7 +79,24 @@ class FleetDashboard:
             member.databases.close()
 
     async def _begin(self, request: Request) -> Response:
-        return RedirectResponse(f"{rendering.prefix_of(request)}/{next(iter(self.members))}{ALL.path}")
+        first = f"{rendering.prefix_of(request)}/{next(iter(self.members))}{ALL.path}"
+        return await self._to_signed_in(request, RedirectResponse(first))
+
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        name = protection.path_of(request.scope).removeprefix("/")
+        if name in self.members:
+            return await self._to_signed_in(request, RedirectResponse(f"{quote(name)}/"))
+        return await self._to_signed_in(request, PlainTextResponse("there is no page at this address\n", 404))
+
+    async def _to_signed_in(self, request: Request, answer: Response) -> Response:
+        """The answer, which names a database, or says that none has this name; to others what the authenticator answers."""
+        try:
+            found = await identify(self._authenticate, request)
+        except Exception as error:
+            return PlainTextResponse(f"{failure_of(error).detail}\n", 500)
+        if found is None:
+            return PlainTextResponse("sign in to the app that hosts this dashboard\n", 401)
+        return answer if isinstance(found, Identity) else protection.for_script(request, found)
 
     async def summaries(self, identity: Identity) -> DatabaseSummaries:
         """Of all databases, read at once."""

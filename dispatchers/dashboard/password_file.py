@@ -8,23 +8,34 @@ import base64
 import binascii
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dispatchers.dashboard.access import Identity
+from dispatchers.dashboard.protection import path_of, with_headers
+from dispatchers.dashboard.sign_in_limits import SignInLimits
 from outbox.errors import ConfigurationError
 
 COST, BLOCK_SIZE, PARALLEL = 2**15, 8, 1  # RFC 7914: 32 MiB, some 80 ms
 SALT_BYTES, HASH_BYTES = 16, 32
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 HASHES_AT_ONCE = 2  # of all who try a password: further ones wait without a thread of their own
+WAITING_MAX = 40  # so many hash or wait: some 2 s, and more than one client may try in a minute
+NAME_CHARS_SHOWN = 64
+SIGN_OUT = "/sign-out"
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="outbox", charset="UTF-8"'}
+
+
+log = logging.getLogger("outbox.dashboard")
 
 
 def user_line(name: str, roles: Sequence[str], password: str) -> str:
@@ -36,37 +47,130 @@ def user_line(name: str, roles: Sequence[str], password: str) -> str:
     return f"{name}:{'+'.join(roles)}:{_encoded(salt)}.{_encoded(_hash(password, salt))}"
 
 
-class PasswordFile:
-    """The authenticator of `outbox web --users`. The file is read once. Raises `ConfigurationError` for a malformed line."""
+@dataclass(frozen=True, slots=True)
+class _User:
+    """salt, hashed: of the password."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._users = _users(Path(path))
+    identity: Identity
+    salt: bytes
+    hashed: bytes
+
+
+class PasswordFile:
+    """The authenticator of `outbox web --users`. Raises `ConfigurationError` for a malformed line.
+
+    The file is read again when it has changed; if it is malformed then, the users stay as they were. Sign-ins are bounded: wrong
+    passwords by client and name, and the passwords that wait for their hash.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], limits: SignInLimits | None = None) -> None:
+        self._path = Path(path)
+        self._seen = _stamp(self._path)
+        self._users = _users(self._path)
+        self._limits = limits or SignInLimits()
         self._key = secrets.token_bytes(32)
-        self._nobody = (Identity("nobody", []), secrets.token_bytes(SALT_BYTES), secrets.token_bytes(HASH_BYTES))
+        self._nobody = _User(Identity("nobody", []), secrets.token_bytes(SALT_BYTES), secrets.token_bytes(HASH_BYTES))
         self._verified: dict[str, bytes] = {}  # what was checked once is not hashed again at each refresh of a page
         self._hashing = ThreadPoolExecutor(HASHES_AT_ONCE, "outbox-password")
+        self._waiting = 0
+        self._signing_in: dict[tuple[str, bytes], asyncio.Future[Identity | Response]] = {}
 
     async def __call__(self, request: Request) -> Identity | Response:
+        self._read_again()
         given = _credentials(request)
-        if given is not None and await self._matches(*given):
-            return self._users[given[0]][0]
-        return PlainTextResponse("Sign in with a name and a password of the dashboard's users.\n", 401, CHALLENGE)
-
-    async def _matches(self, name: str, password: str) -> bool:
-        """An unknown name takes as long as a wrong password: the time must not show who is a user."""
-        _, salt, expected = self._users.get(name, self._nobody)
+        if given is None:
+            return _refused("Sign in with a name and a password of the dashboard's users.", 401)
+        name, password = given
+        user = self._users.get(name)
         seen = hmac.digest(self._key, password.encode(), "sha256")
-        if hmac.compare_digest(self._verified.get(name, b""), seen):
-            return True
-        hashed = await asyncio.get_running_loop().run_in_executor(self._hashing, _hash, password, salt)
-        if not hmac.compare_digest(hashed, expected):
-            return False
+        if user is not None and hmac.compare_digest(self._verified.get(name, b""), seen):
+            return user.identity
+        client = "" if request.client is None else request.client.host
+        first = self._signing_in.get((name, seen))
+        if first is None:  # a page, and a program at its start, sends several requests at once
+            first = asyncio.ensure_future(self._sign_in(name, password, seen, client))
+            self._signing_in[name, seen] = first
+            first.add_done_callback(lambda _: self._signing_in.pop((name, seen), None))
+        return await asyncio.shield(first)
+
+    async def _sign_in(self, name: str, password: str, seen: bytes, client: str) -> Identity | Response:
+        """An unknown name takes as long as a wrong password: the time must not show who is a user."""
+        if self._waiting >= WAITING_MAX:
+            return _refused("Too many people sign in at once. Try again.", 503, retry_after=1)
+        seconds = self._limits.try_now(client, name)
+        if seconds is not None:
+            return _refused(f"Too many wrong passwords. Try again in {seconds} s.", 429, retry_after=seconds)
+        user = self._users.get(name, self._nobody)
+        running = asyncio.get_running_loop().run_in_executor(self._hashing, _hash, password, user.salt)
+        self._waiting += 1
+        running.add_done_callback(self._ended)
+        if not hmac.compare_digest(await running, user.hashed):
+            log.warning("a sign-in failed: name %s, from %s", _shown(name), _shown(client))
+            return _refused("The name or the password is wrong.", 401)
+        self._limits.succeeded(client, name)
+        if self._users.get(name) is not user:
+            return _refused("The file of users has changed. Sign in again.", 401)
         self._verified[name] = seen
-        return True
+        return user.identity
+
+    def _ended(self, hashed: object) -> None:
+        self._waiting -= 1
+
+    def _read_again(self) -> None:
+        """A removed user, a new password or a new role counts from the next request on."""
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            users = _users(self._path)
+        except ConfigurationError as error:
+            log.error("the file of users has changed and cannot be used, so the users stay as they were: %s", error)
+            return
+        self._verified = {name: seen for name, seen in self._verified.items() if users.get(name) == self._users[name]}
+        self._users = {
+            name: self._users[name] if self._users.get(name) == user else user for name, user in users.items()
+        }
+        log.info("the file of users has changed: it has %d users now", len(users))
 
 
-def _users(path: Path) -> dict[str, tuple[Identity, bytes, bytes]]:
-    users: dict[str, tuple[Identity, bytes, bytes]] = {}
+class SignOut:
+    """Answers `SIGN_OUT`, and passes every other request on.
+
+    A browser sends a name and a password with each request, until an answer refuses them.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and path_of(scope) == SIGN_OUT:
+            answer = _refused("You are signed out. To sign in again, open the dashboard.", 401)
+            await answer(scope, receive, with_headers(send))
+        else:
+            await self._app(scope, receive, send)
+
+
+def _refused(text: str, status: int, *, retry_after: int | None = None) -> Response:
+    headers = CHALLENGE if status == 401 else {"Retry-After": str(retry_after)}
+    return PlainTextResponse(f"{text}\n", status, headers)
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= NAME_CHARS_SHOWN else f"{name[:NAME_CHARS_SHOWN]}...")
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes with the file; None if it is missing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _users(path: Path) -> dict[str, _User]:
+    users: dict[str, _User] = {}
     for number, line in _lines(path):
         name, user = _user(number, line)
         if name in users:
@@ -89,12 +193,12 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
 
 
-def _user(number: int, line: str) -> tuple[str, tuple[Identity, bytes, bytes]]:
+def _user(number: int, line: str) -> tuple[str, _User]:
     name, _, rest = line.partition(":")
     roles, _, secret = rest.partition(":")
     salt, _, hashed = secret.partition(".")
     try:
-        return name, (Identity(name, roles.split("+")), _decoded(salt), _decoded(hashed))
+        return name, _User(Identity(name, roles.split("+")), _decoded(salt), _decoded(hashed))
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(f"line {number} of the file of users is malformed: {error}") from None
 

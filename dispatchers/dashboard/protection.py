@@ -6,16 +6,18 @@ this origin can read it from a form.
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from dispatchers.dashboard.failures import Failure
+from outbox.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COOKIE = "outbox_csrf"
@@ -44,6 +46,13 @@ HEADERS = {
 }
 
 
+def path_of(scope: Scope) -> str:
+    """The path below the prefix, which some servers leave in `path` and others do not."""
+    path: str = scope["path"]
+    prefix = scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
+
+
 def with_headers(send: Send) -> Send:
     """`send`, adding the protecting headers to each response. What may differ between users is not stored by any cache."""
 
@@ -70,18 +79,37 @@ def for_script(request: Request, answer: Response) -> Response:
     return leading
 
 
+FORWARDED = ("forwarded", "via", "x-real-ip")
+
+
 class LocalHostsOnly:
-    """Refuses a request for a foreign host name: a web page must not reach a dashboard on loopback by a name of its own."""
+    """Protects a dashboard on loopback that has no sign-in. It refuses a request for a foreign host name, with which a web page
+    would reach it by a name of its own, and a request that a proxy has passed on, which may come from anybody.
+    """
 
     def __init__(self, app: object) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_local(Headers(scope=scope).get("host", "")):
+        why = _why_refused(Headers(scope=scope)) if scope["type"] == "http" else None
+        if why is None:
             await self._app(scope, receive, send)  # type: ignore[operator]
         else:
-            refused = Response("This address serves only requests for localhost.\n", 421, media_type="text/plain")
-            await refused(scope, receive, with_headers(send))
+            status, text = why
+            await PlainTextResponse(f"{text}\n", status)(scope, receive, with_headers(send))
+
+
+def _why_refused(headers: Headers) -> tuple[int, str] | None:
+    """The status and the text; None for a request of this machine."""
+    passed_on = sorted(name for name in headers if name in FORWARDED or name.startswith("x-forwarded-"))
+    if passed_on:
+        return 403, (
+            f"A proxy has passed this request on (it has the header {passed_on[0]}), and this dashboard has no sign-in:"
+            " start `outbox web` with --users or --authenticate."
+        )
+    if not _is_local(headers.get("host", "")):
+        return 421, "This address serves only requests for localhost."
+    return None
 
 
 def _is_local(host: str) -> bool:
@@ -93,6 +121,22 @@ def _is_local(host: str) -> bool:
         return False
 
 
+def checked_origins(origins: Collection[str]) -> frozenset[str]:
+    """As a browser writes them. Raises `ConfigurationError` for what no browser sends as an origin."""
+    if isinstance(origins, str):
+        raise ConfigurationError(f"trusted_origins={origins!r}: give a list of origins, such as [{origins!r}]")
+    return frozenset(map(_checked_origin, origins))
+
+
+def _checked_origin(origin: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+", origin, re.IGNORECASE):
+        raise ConfigurationError(
+            f"the trusted origin {origin!r} must be a scheme and a host, such as https://ops.example.com, without a path"
+        )
+    scheme, _, host = origin.lower().partition("://")
+    return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"
+
+
 def require_same_origin(request: Request, trusted: Collection[str]) -> None:
     """Refuse a request that a page of another origin has caused. trusted: origins such as `https://ops.example.com`, for a proxy
     that changes the Host header.
@@ -101,10 +145,17 @@ def require_same_origin(request: Request, trusted: Collection[str]) -> None:
     in `Sec-Fetch-Site`, which it sends over TLS.
     """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
-    if origin in trusted or (site in ("same-origin", "none") and _is_own(origin, request.headers.get("host", ""))):
+    host = request.headers.get("host", "")
+    if origin in trusted or (site in ("same-origin", "none") and _is_own(origin, host)):
         return
     named = "" if origin is None else f", {origin!r},"
-    raise Failure(403, "cross_origin", f"a page of another origin{named} sent this request: open the dashboard itself")
+    text = f"a page of another origin{named} sent this request for the host {host!r}: open the dashboard itself"
+    if origin not in (None, "null") and site in ("same-origin", "none"):
+        text += (
+            f". If {origin!r} is this dashboard, a proxy changes the Host header: name the origin with `outbox web"
+            " --trusted-origin`, or in an app with trusted_origins="
+        )
+    raise Failure(403, "cross_origin", text)
 
 
 def _is_own(origin: str | None, host: str) -> bool:

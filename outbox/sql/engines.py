@@ -86,6 +86,11 @@ def url_of(target: str | URL, user: str) -> URL:
         raise ConfigurationError(
             f"{user} needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name, not {_shown(target)}"
         ) from None
+    if "@" in (url.host or ""):
+        raise ConfigurationError(
+            f"the host in the URL of {user} contains an @, so it may contain the end of the password and is not shown: write an @"
+            " in a password as %40"
+        )
     return url
 
 

@@ -98,3 +98,27 @@ def test_a_file_of_users_that_is_ambiguous_is_refused(tmp_path: Path, content: b
 
     with pytest.raises(ConfigurationError, match=why):
         PasswordFile(path)
+
+
+def test_a_trusted_origin_is_passed_on(sqlite: Database, started: list[uvicorn.Config]) -> None:
+    origin = "https://ops.example.com"
+
+    given = command("web", "--trusted-origin", origin, database=sqlite)
+    status, text = refused("web", "--trusted-origin", f"{origin}/", database=sqlite)
+
+    assert given.exit_code == 0
+    assert (status, "must be a scheme and a host" in " ".join(text.split())) == (1, True)
+    assert [len(started)] == [1]
+
+
+def test_users_of_a_file_get_a_link_to_sign_out(
+    sqlite: Database, tmp_path: Path, started: list[uvicorn.Config]
+) -> None:
+    users = tmp_path / "users"
+    users.write_bytes(ADA)
+
+    assert command("web", "--users", str(users), "--root-path", "/ops", database=sqlite).exit_code == 0
+    ada = "Basic " + base64.b64encode(b"ada:correct horse").decode()
+    page = Browser(started[0].app, Authorization=ada).get("/").text
+
+    assert '<a href="/ops/sign-out">Sign out</a>' in page

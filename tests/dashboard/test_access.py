@@ -238,6 +238,7 @@ def test_an_async_engine_is_refused_with_the_way_out(sqlite: Database) -> None:
         ("sqlite://", {}, "another, empty database in memory"),
         ("sqlite:///shop.db", {"statement_timeout": timedelta(days=25)}, "give a timedelta of 1 ms to 24 days"),
         ("sqlite:///shop.db", {"statement_timeout": 5}, "give a timedelta of 1 ms to 24 days"),
+        ("postgresql://ada:hunter2@s3cret@host/shop", {}, "write an @ in a password as %40"),
         ("sqlite:///shop.db", {"authenticate": None}, "give a function"),
         ("sqlite:///shop.db", {"trusted_origins": "https://ops.example.com"}, "give a list of origins"),
     ],
@@ -273,3 +274,60 @@ def test_a_script_has_another_address_once_its_contents_change(sqlite: Database)
     assert len(assets) >= 4
     assert all(f"?v={STAMP}" in link for link in assets)
     assert all("immutable" in answer.headers["cache-control"] for answer in answers)
+
+
+# --- behind a proxy
+
+
+def test_a_form_for_the_host_of_a_proxy_is_explained_and_can_be_trusted(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    origin = "https://ops.example.com"
+
+    def decided(app: Dashboard) -> Any:
+        browser = Browser(app)
+        browser.text(f"/entries/{id}")
+        return browser.send(f"/entries/{id}/decide", origin=origin, decision="retry", reason="now")
+
+    with dashboard(database) as app, dashboard(database, trusted_origins=["HTTPS://ops.example.com:443"]) as trusting:
+        refused, accepted = decided(app), decided(trusting)
+
+    assert (refused.status_code, accepted.status_code) == (403, 303)
+    assert "outbox web --trusted-origin" in refused.text
+    assert "ops.example" in refused.text
+
+
+@pytest.mark.parametrize("origin", ["ops.example.com", "https://ops.example.com/", "https://ops/x", "*", "https://a@b"])
+def test_a_trusted_origin_that_no_browser_sends_is_refused(sqlite: Database, origin: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be a scheme and a host"):
+        Dashboard(sqlite.engine, authenticate=signed_in("viewer"), trusted_origins=[origin])
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "Via", "X-Real-IP"])
+def test_without_a_sign_in_what_a_proxy_passed_on_is_refused(sqlite: Database, header: str) -> None:
+    with dashboard(sqlite, authenticate=signed_in("viewer")) as app:
+        local = Browser(LocalHostsOnly(app))
+        local.client.base_url = "http://127.0.0.1:8460"
+        answer = local.client.get("/", headers={header: "for=192.0.2.1"})
+
+    assert answer.status_code == 403
+    assert f"it has the header {header.lower()}" in answer.text
+    assert "--users or --authenticate" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+# --- what exists
+
+
+def test_a_slash_at_the_end_leads_on_only_after_the_sign_in(sqlite: Database) -> None:
+    with dashboard(sqlite, authenticate=by_header) as app:
+        browser = Browser(app)
+        signed = {"X-User": "ada=viewer", "Host": "evil.example"}
+        unknown = [
+            browser.client.get(path).status_code for path in ("/entries/", "/nothing", "/api/nothing", "/bulk/decide")
+        ]
+        answers = [
+            browser.client.get(path, headers=signed) for path in ("/entries/", "/a//evil.example/", "/api/entries/")
+        ]
+
+    assert unknown == [401] * 4
+    assert [answer.headers["location"] for answer in answers] == ["../entries", "../evil.example", "../entries"]

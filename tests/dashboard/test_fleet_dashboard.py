@@ -8,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import put_uncertain
-from support.dashboard import OPERATOR, Browser, signed_in
+from support.dashboard import OPERATOR, Browser, by_header, signed_in
 from support.database import TABLES, Database
 from support.entries import put
 from test_outbox_web import serving
@@ -119,3 +119,20 @@ def test_outbox_web_serves_all_databases_of_a_file(
 
     assert page.headers["location"] == "/ops/east/databases"
     assert [each["summary"]["waiting"]["value"] for each in found["databases"]] == [0, 1]
+
+
+def test_nothing_names_a_database_before_the_sign_in(postgresql: Database, sqlite: Database) -> None:
+    fleet = FleetDashboard({"east": postgresql.url, "west": sqlite.url}, authenticate=by_header)
+    browser, ada = Browser(fleet), {"X-User": "ada=viewer"}
+    paths = ("/", "/east", "/north", "/east/", "/north/x")
+    before = [browser.client.get(path) for path in paths]
+    after = [browser.client.get(path, headers=ada) for path in paths]
+    fleet.close()
+
+    assert [each.status_code for each in before] == [401] * 5
+    assert "west" not in "".join(f"{each.text}{each.headers}" for each in before)
+    assert [each.status_code for each in after] == [307, 307, 404, 200, 404]
+    assert [each.headers["location"] for each in after[:2]] == ["/east/databases", "east/"]
+    for each in (*before, *after):
+        assert "default-src 'none'" in each.headers["content-security-policy"]
+        assert each.headers["cache-control"] == "no-store"

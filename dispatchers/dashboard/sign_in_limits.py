@@ -1,0 +1,62 @@
+"""How often a wrong password may be tried: by each client, and for each name by each client."""
+
+import ipaddress
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+TRIES_MAX = 10
+"""Of one client for one name within `SPAN_SECONDS`: who has forgotten a password tries less often."""
+CLIENT_TRIES_MAX = 30
+"""Of one client for all names: several people may share an address."""
+SPAN_SECONDS = 60.0
+REMEMBERED = 10_000
+"""So many clients and names are remembered, those that tried last: some 5 MB."""
+
+
+class SignInLimits:
+    """Counts tries within the last minute. A try counts from its start, so those that run at once are counted too."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tries: OrderedDict[tuple[str, str | None], deque[float]] = OrderedDict()
+
+    def try_now(self, client: str, name: str) -> int | None:
+        """Count a try. Returns None if it may be made, else after how many seconds the next one may be."""
+        now, network = self._clock(), network_of(client)
+        limits = [((network, None), CLIENT_TRIES_MAX), ((network, name), TRIES_MAX)]
+        for key, most in limits:
+            tries = self._recent(key, now)
+            if len(tries) >= most:
+                return math.ceil(tries[0] + SPAN_SECONDS - now) or 1
+        for key, _ in limits:
+            self._recent(key, now).append(now)
+        return None
+
+    def succeeded(self, client: str, name: str) -> None:
+        """The last try had the right password: it counts for nothing."""
+        network = network_of(client)
+        for key in ((network, None), (network, name)):
+            if tries := self._tries.get(key):
+                tries.pop()
+
+    def _recent(self, key: tuple[str, str | None], now: float) -> deque[float]:
+        tries = self._tries.setdefault(key, deque())
+        self._tries.move_to_end(key)
+        while tries and tries[0] <= now - SPAN_SECONDS:
+            tries.popleft()
+        while len(self._tries) > REMEMBERED:
+            self._tries.popitem(last=False)
+        return tries
+
+
+def network_of(client: str) -> str:
+    """Of an IPv6 address the network of 64 bits, all of whose addresses one client may use."""
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return client
+    if address.version == 6 and address.ipv4_mapped is None:
+        return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
+    return client
