@@ -57,6 +57,11 @@ class ClaimedEntry(NamedTuple):
     lease_token: UUID
 
     @property
+    def is_known(self) -> bool:
+        """Whether its end was stored before the claim: then nothing is sent under this lease."""
+        return self.outcome.known is not None
+
+    @property
     def lease(self) -> Lease:
         """The identity of this claim: the same entry may be claimed again before the process has finished with this claim."""
         return self.id, self.lease_token

@@ -127,7 +127,7 @@ def look_up_row(
     why, now = stored.reason or "uncertain", database_now(connection)
     state = stored.lookup or LookupState(why, 1, now + fencing_delay, row.deliveries, stored.stored)
     state = state._replace(inconclusive=max(state.inconclusive, 1), deliveries=row.deliveries)
-    _write(connection, tables, row, outcome=write_outcome(why, lookup=state), due_at=clock())
+    _write(connection, tables, row, outcome=write_outcome(why, lookup=state), known=None, due_at=clock())
     record_event(connection, tables, row.id, actor, text)
 
 
@@ -154,7 +154,7 @@ def refused(row: Row[Any], why: str) -> DecisionRefused:
 def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
     """Store the decision about the entry; the next dispatcher that claims it carries it out."""
     outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
-    _write(connection, tables, row, outcome=outcome, due_at=clock())
+    _write(connection, tables, row, outcome=outcome, known=row.destination, due_at=clock())
 
 
 def _is_another_unserved(

@@ -18,8 +18,9 @@ from outbox.sql.schema import Tables
 class DestinationState:
     """One destination: its backlog and its flow control.
 
-    due: how many entries could be claimed now if the destination were not throttled. due_is_exact: whether they were counted;
+    due: how many entries could be sent now if the destination were not throttled. due_is_exact: whether they were counted;
         else there are more than were counted, and on PostgreSQL it is an estimate.
+    decided: how many entries are not sent any more, because their end is stored; a dispatcher has yet to settle them.
     oldest_due_seconds: how long the oldest of them has waited; None if there is none.
     paused: whether an operator has paused it.
     cooldown_until: the end of a Retry-After cooldown.
@@ -34,6 +35,7 @@ class DestinationState:
     name: str
     due: int
     due_is_exact: bool
+    decided: int
     oldest_due_seconds: float | None
     paused: bool
     paused_reason: str | None
@@ -75,11 +77,19 @@ class DestinationStates:
 def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
     """Every destination that has unsettled entries, or that was throttled once. Counts what is due, within bounds."""
     now = database_now(connection)
-    counts = _count_due(connection, tables, now)
+    counts, decided = _count_due(connection, tables, now), _count_decided(connection, tables)
     rows = {row.name: row for row in connection.execute(select(tables.destination))}
     lags = read_lags(connection, tables, now)
     states = [
-        _state(name, counts.get(name, EXACT_ZERO), lags.get(name), rows.get(name), now, paused=_is_paused(rows, name))
+        _state(
+            name,
+            counts.get(name, EXACT_ZERO),
+            decided.get(name, 0),
+            lags.get(name),
+            rows.get(name),
+            now,
+            paused=_is_paused(rows, name),
+        )
         for name in sorted({*counts, *rows})
     ]
     return DestinationStates(at=now, destinations=states)
@@ -119,7 +129,15 @@ def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[st
 
 def _due(tables: Tables, name: Any, now: datetime) -> Select[Any]:
     queue = tables.queue
-    return select(queue.c.id).where(queue.c.destination == name, queue.c.due_at <= now, is_claimable(tables, now))
+    due = queue.c.destination == name, queue.c.due_at <= now, queue.c.known.is_(None)
+    return select(queue.c.id).where(*due, is_claimable(tables, now))
+
+
+def _count_decided(connection: Connection, tables: Tables) -> dict[str, int]:
+    """By an index that only these entries are in; mostly there are none."""
+    known = tables.queue.c.known
+    counted = select(known, func.count()).where(known.is_not(None)).group_by(known)
+    return {row[0]: row[1] for row in connection.execute(counted)}
 
 
 def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
@@ -128,7 +146,14 @@ def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
 
 
 def _state(
-    name: str, due: Count, lag: timedelta | None, row: Row[Any] | None, now: datetime, *, paused: bool
+    name: str,
+    due: Count,
+    decided: int,
+    lag: timedelta | None,
+    row: Row[Any] | None,
+    now: datetime,
+    *,
+    paused: bool,
 ) -> DestinationState:
     shared = dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in SHARED}
     if shared["cooldown_until"] is not None and shared["cooldown_until"] <= now:
@@ -138,6 +163,7 @@ def _state(
         name=name,
         due=due.value,
         due_is_exact=due.is_exact,
+        decided=decided,
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
         paused=paused,
         permits_taken=sum(each.permits for each in taken),

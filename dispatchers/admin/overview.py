@@ -39,13 +39,15 @@ LONG_OVER = timedelta(minutes=1)
 class DestinationOverview:
     """What waits for one destination.
 
-    states: how many entries are in each state. suspended: how many of them an operator or a check suspended. blocked: how many
-        wait for an earlier entry of their ordering group.
+    states: how many entries are in each state, without the decided ones. decided: how many are not sent any more, because their
+        end is stored; a dispatcher has yet to settle them. suspended: how many an operator or a check suspended. blocked: how
+        many wait for an earlier entry of their ordering group.
     oldest_due_seconds: for how long the oldest one has waited that could be claimed now; None if there is none.
     """
 
     name: str
     states: dict[str, int]
+    decided: int
     suspended: int
     blocked: int
     oldest_due_seconds: float | None
@@ -125,6 +127,7 @@ class Overview:
     at: datetime
     destinations: list[DestinationOverview]
     uncertain: int
+    decided: int
     suspended: int
     blocked: int
     blocked_groups: list[BlockedGroup]
@@ -148,6 +151,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         at=now,
         destinations=destinations,
         uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
+        decided=sum(destination.decided for destination in destinations),
         suspended=sum(destination.suspended for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
         blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
@@ -299,7 +303,8 @@ def _destinations(connection: Connection, tables: Tables, now: datetime) -> list
     counted = select(
         queue.c.destination,
         queue.c.state,
-        func.count().label("entries"),
+        (func.count() - func.count(queue.c.known)).label("entries"),
+        func.count(queue.c.known).label("decided"),
         func.count(queue.c.suspended_reason).label("suspended"),
         func.count(case((is_blocked(queue), 1))).label("blocked"),
         func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
@@ -315,7 +320,8 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
     due = [row.oldest_due for row in rows if row.oldest_due is not None and row.oldest_due <= now]
     return DestinationOverview(
         name=name,
-        states={row.state: row.entries for row in rows},
+        states={row.state: row.entries for row in rows if row.entries},
+        decided=sum(row.decided for row in rows),
         suspended=sum(row.suspended for row in rows),
         blocked=sum(row.blocked for row in rows),
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,

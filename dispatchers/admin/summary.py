@@ -73,8 +73,8 @@ def count_uncertain(connection: Connection, tables: Tables) -> Count:
     """By the index of what may have been sent: an outage leaves many more entries there that are sent again by themselves."""
     read_by_index(connection)
     queue = tables.queue
-    doubtful = select(queue.c.state).where(queue.c.maybe_sent).limit(DOUBTFUL_MAX).subquery()
-    is_uncertain = case((doubtful.c.state == "uncertain", 1))
+    doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(DOUBTFUL_MAX).subquery()
+    is_uncertain = case(((doubtful.c.state == "uncertain") & doubtful.c.known.is_(None), 1))
     rows, uncertain = connection.execute(select(func.count(), func.count(is_uncertain)).select_from(doubtful)).one()
     if rows < DOUBTFUL_MAX:
         return Count(value=uncertain, is_exact=True)

@@ -19,6 +19,8 @@ from dispatchers.cli.output import answer, can_ask, clean
 if TYPE_CHECKING:
     from dispatchers.admin.bulk import BulkDecision, Preview, Progress
 
+SETTLED_SECONDS = 5.0  # a command waits so long for its decisions to take effect
+EFFECT_PAUSE_SECONDS = 0.2
 UNASKED_MAX = 1000  # more entries need --max: a filter that was meant to be narrower selects many
 
 Advance = Callable[["Progress"], None]
@@ -97,7 +99,8 @@ def decide_in_bulk(given: Given, decision: "BulkDecision", bulk: Bulk, target: o
     _confirm(found, yes=bulk.yes)
     with _stopping() as pause:
         done = _run(decision, found, bulk, target, pause)
-    _report(decision, found, done)
+        effect = _effect(decision, found, done, target, pause)
+    _report(decision, found, done, effect)
 
 
 def _require_few(count: int, most: int | None) -> None:
@@ -142,10 +145,46 @@ def _run(
     return done
 
 
-def _report(decision: "BulkDecision", found: "Preview", done: "Progress") -> None:
+class Effect(NamedTuple):
+    """How many entries are decided and not settled yet, and what they wait for. Empty for decisions that need no dispatcher."""
+
+    open: int = 0
+    why: str = ""
+
+
+def _effect(
+    decision: "BulkDecision", found: "Preview", done: "Progress", target: options.Target, pause: Callable[[float], bool]
+) -> Effect:
+    """Wait a moment until the running dispatchers have carried the decision out; without one, do not wait."""
+    from dispatchers.admin.bulk_effect import CARRIED_OUT, count_open
+    from dispatchers.admin.dispatchers import live
+    from dispatchers.store.database_identity import is_suspended
+    from dispatchers.store.heartbeats import read_dispatchers
+    from outbox.sql.dialect import database_now
+
+    if decision.action not in CARRIED_OUT or not done.done:
+        return Effect()
+    until = time.monotonic() + SETTLED_SECONDS
+    while True:
+        with reading(target) as (connection, tables):
+            count = count_open(connection, tables, found.ids)
+            if not count:
+                return Effect()
+            if is_suspended(connection, tables):
+                return Effect(count, "a dispatcher settles them after `outbox resume --after-restore`")
+            if not live(read_dispatchers(connection, tables, database_now(connection))):
+                return Effect(count, "no running dispatcher reports itself; the next one settles them without a send")
+        if time.monotonic() >= until or pause(EFFECT_PAUSE_SECONDS):
+            return Effect(count, "a running dispatcher settles them without a send; `outbox status` counts them")
+
+
+def _report(decision: "BulkDecision", found: "Preview", done: "Progress", effect: Effect) -> None:
     rest = len(found.ids) - done.total
     document = _document(decision, found) | {"dry_run": False, "done": done.done, "skipped": dict(done.skipped)}
+    document |= {"not_settled": effect.open}
     lines = [f"{decision.action}: {done.done:,} of {len(found.ids):,} entries changed"]
+    if effect.open:
+        lines.append(f"{effect.open:,} of them decided and not settled yet: {effect.why}")
     lines += [f"{count:,} left alone meanwhile: {clean(why)}" for why, count in done.skipped.items()]
     if rest:
         lines.append(f"interrupted: {rest:,} not reached; the same command continues with them")

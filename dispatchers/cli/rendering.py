@@ -47,6 +47,8 @@ def _queue(found: "Overview") -> "Iterator[RenderableType]":
             cell(_note(destination, found.at)),
         )
     yield drawn
+    if found.decided:
+        yield prose(decided(found.decided, found), "yellow")
     if found.uncertain:
         yield prose(f"{found.uncertain} uncertain: `outbox list --state uncertain` shows them", "yellow")
     if found.suspended:
@@ -74,6 +76,16 @@ def _queue(found: "Overview") -> "Iterator[RenderableType]":
         since = span(found.at - group.since)
         text = f"ordering group {group.ordering_key} blocked {since} ago by {group.entry_id}: {group.reason}"
         yield prose(text, "yellow")
+
+
+def decided(count: int, found: "Overview") -> str:
+    """How many entries are decided and not settled, and what they wait for."""
+    many = f"{count:,} decided and not settled yet"
+    if found.suspended_reason:
+        return f"{many}: a dispatcher settles them after `outbox resume --after-restore`"
+    if not any(each.is_live for each in found.dispatchers):
+        return f"{many}: no running dispatcher reports itself; the next one settles them without a send"
+    return f"{many}: a running dispatcher settles them within a second or two, without a send"
 
 
 def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":
@@ -135,6 +147,8 @@ def _throttling(state: "DestinationState", at: datetime) -> str:
     if state.breaker != "closed":
         left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
         notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
+    if state.decided:
+        notes.append(f"{state.decided:,} decided, not settled yet")
     if state.permits_taken:
         notes.append(f"{state.permits_taken} of {state.permits_max} permits in use")
     return ", ".join(notes)

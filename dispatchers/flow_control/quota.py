@@ -12,6 +12,7 @@ class Quota(NamedTuple):
     reserved: how many permits are also taken from the total of all destinations. A claim brings at most the sum over its quotas.
     called_back: how many permits are also taken from the total of the destinations with callbacks; None if it has no callbacks.
     recent: all entries that became due longer ago than this were seen already; None if they were not.
+    known: only entries whose end is stored. Nothing is sent, so no pause, no limit and no backlog of the destination matters.
     """
 
     destination: str
@@ -21,3 +22,4 @@ class Quota(NamedTuple):
     admitted: bool = False
     called_back: int | None = None
     recent: timedelta | None = None
+    known: bool = False

@@ -386,7 +386,7 @@ class ClaimLoops:
         if self._surveyed is not None and began < self._surveyed:  # a late answer: the other loop has swept meanwhile
             return
         self._surveyed = began
-        self._scheduler.learn(survey.destinations)
+        self._scheduler.learn(survey.destinations, survey.known)
         self._flow.refresh(survey.flow_states)
 
     async def _refresh_callbacks(self) -> None:

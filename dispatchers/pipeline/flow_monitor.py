@@ -88,8 +88,11 @@ class FlowMonitor:
         """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe.
 
         was_released: without a send. Then its part of the rate is free again: else a dispatcher that may not send an entry could
-        use the rate up again and again, and another one that may send it would never claim it.
+        use the rate up again and again, and another one that may send it would never claim it. An entry whose end was known
+        before its claim has used nothing.
         """
+        if entry.is_known:
+            return
         if was_released and limits_of(self._limits, entry.destination).rate is not None:
             self._record(entry.destination, News(unsent={entry.leased_at: 1}))
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
@@ -128,7 +131,8 @@ class FlowMonitor:
 
     def take(self, quotas: Sequence[Quota]) -> FlowUpdate | None:
         """The flow update of the next exchange; None in most cases."""
-        decided = [quota.destination for quota in quotas if self._is_decided(quota.destination)]
+        sending = [quota.destination for quota in quotas if not quota.known]
+        decided = [name for name in sending if self._is_decided(name)]
         if not (self._news or decided):
             return None
         news, self._news = self._news, {}

@@ -69,6 +69,7 @@ class Scheduler:
         self._unserved: dict[str, None] = {}
         self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
         self._asked_at: dict[str, float] = {}  # when a full read began
+        self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
         self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
 
     @property
@@ -93,9 +94,13 @@ class Scheduler:
     def begin_round(self) -> None:
         self._turns.begin_round()
 
-    def learn(self, found: Iterable[str]) -> None:
-        """Set the destinations with entries. The next round also claims entries that are due before the cursors."""
+    def learn(self, found: Iterable[str], known: Iterable[str] = ()) -> None:
+        """Set the destinations with entries. The next round also claims entries that are due before the cursors.
+
+        known: those with due entries whose end is stored.
+        """
         self._due_from.clear()
+        self._known = dict.fromkeys(known)
         self._turns.learn(found)
         self.ahead.forget_all_but(self._turns.names)
 
@@ -133,8 +138,8 @@ class Scheduler:
         A quota is at most half of the destination's permits, so that one half is sent while the other half is settled and
         claimed. The sums may be more than what all destinations share, because few destinations have so many due entries.
         """
-        quotas: list[Quota] = []
-        most = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+        quotas = self._take_known(now)
+        most = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX - entries_max(quotas))
         most_called = free_called = self._pace.free_in_all
         for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
             if self._is_shut(name, now):
@@ -148,11 +153,34 @@ class Scheduler:
                 permits = min(permits, self._pace.free(name), most_called)
             if permits > 0:
                 reserved, called = min(permits, free), min(permits, free_called) if is_called else None
-                quotas.append(self._quota(name, permits, now, reserved, called))
+                due_from, recent = self._due_from.get(name, EPOCH), self._recent(name, now)
+                quota = Quota(name, permits, due_from, reserved=reserved, called_back=called, recent=recent)
+                quotas.append(self._reserved(quota))
+                free -= reserved
                 free -= reserved
                 free_called -= called or 0
             if len(quotas) >= DESTINATIONS_MAX:
                 break
+        return quotas
+
+    def _take_known(self, now: float) -> list[Quota]:
+        """The quotas for entries whose end is stored. Nothing is sent, so neither a destination's permits nor its pause count.
+
+        They are at most half of a claim: however many an operator has decided about, others are sent meanwhile.
+        """
+        quotas: list[Quota] = []
+        free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX // 2)
+        for name in [name for name in self._known if self._alone_until.get(name, 0.0) <= now]:
+            is_called = self._pace.applies_to(name)
+            permits = min(free, self._pace.free(name), self._pace.free_in_all) if is_called else free
+            if permits > 0:
+                del self._known[name]
+                free -= permits
+                called = permits if is_called else None
+                quota = Quota(name, permits, EPOCH, reserved=permits, admitted=True, called_back=called, known=True)
+                quotas.append(self._reserved(quota))
+            elif free > 0:
+                self._turns.hold(name)
         return quotas
 
     def _is_shut(self, name: str, now: float) -> bool:
@@ -166,14 +194,13 @@ class Scheduler:
             most += self.ahead.entries(name, now)
         return min(most - self._taken[name], (most + 1) // 2)
 
-    def _quota(self, name: str, permits: int, now: float, reserved: int, called: int | None) -> Quota:
-        """A quota, and the permits for it. reserved, called: what it takes of the total, and of the callbacks' total."""
-        self._taken[name] += permits
-        self._taken_in_all += reserved
-        if called is not None:
-            self._pace.reserve(name, permits, in_all=called)
-        due_from, recent = self._due_from.get(name, EPOCH), self._recent(name, now)
-        return Quota(name, permits, due_from, reserved=reserved, called_back=called, recent=recent)
+    def _reserved(self, quota: Quota) -> Quota:
+        """Take the permits for a quota."""
+        self._taken[quota.destination] += quota.permits
+        self._taken_in_all += quota.reserved
+        if quota.called_back is not None:
+            self._pace.reserve(quota.destination, quota.permits, in_all=quota.called_back)
+        return quota
 
     def found(
         self,
@@ -193,9 +220,13 @@ class Scheduler:
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.reserve(name, count)
+        is_full = len(claimed) + passed_over >= entries_max(quotas)
+        more = [quota for quota in quotas if quota.known and (is_full or _is_used_up(quota, claimed))]
+        self._known |= {quota.destination: None for quota in more}
         unreached = _unreached(quotas, counts, passed_over)
         self._turns.owe(quota.destination for quota in unreached)
-        self._note_reads([quota for quota in quotas if not counts[quota.destination] and quota not in unreached])
+        reached = [quota for quota in quotas if not quota.known and quota not in unreached]
+        self._note_reads([quota for quota in reached if not counts[quota.destination]])
         if not claimed:
             return False
         self._remember_due_from(claimed)
@@ -220,7 +251,8 @@ class Scheduler:
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """Give back the permits of a claim that failed. Its destinations keep their turns."""
         self._return(quotas)
-        self._turns.owe(quota.destination for quota in quotas)
+        self._turns.owe(quota.destination for quota in quotas if not quota.known)
+        self._known |= {quota.destination: None for quota in quotas if quota.known}
 
     def _return(self, quotas: Sequence[Quota]) -> None:
         for quota in quotas:
@@ -256,24 +288,29 @@ class Scheduler:
     def _remember_due_from(self, claimed: Sequence[ClaimedEntry]) -> None:
         latest: dict[str, datetime] = {}
         for entry in claimed:
-            if entry.queued_at > latest.get(entry.destination, EPOCH):
+            if not entry.is_known and entry.queued_at > latest.get(entry.destination, EPOCH):
                 latest[entry.destination] = entry.queued_at
         for name, queued_at in latest.items():
             self._due_from[name] = max(self._due_from.get(name, EPOCH), queued_at - DUE_FROM_SLACK)
 
 
-def _unreached(quotas: Sequence[Quota], counts: Mapping[str, int], passed_over: int) -> list[Quota]:
+def _unreached(quotas: Sequence[Quota], counts: Counter[str], passed_over: int) -> list[Quota]:
     """The quotas that a full claim may not have reached: those without an entry.
 
     A claim certainly reaches its first quota. So those that are asked first after it become fewer with each full claim, and each
     destination is reached some time, whatever the order in which the database serves them.
     """
-    called = [quota for quota in quotas if quota.called_back is not None]
-    claimed, claimed_called = (sum(counts.get(each.destination, 0) for each in some) for some in (quotas, called))
-    if claimed + passed_over >= entries_max(quotas):
-        asked = quotas[1:]
-    elif called and claimed_called + passed_over >= callbacks_max(called):
-        asked = called[1:]
+    sent = [quota for quota in quotas if not quota.known]
+    called = {quota.destination for quota in quotas if quota.called_back is not None}
+    if counts.total() + passed_over >= entries_max(quotas):
+        asked = sent[1:]
+    elif called and sum(counts[name] for name in called) + passed_over >= callbacks_max(quotas):
+        asked = [quota for quota in sent if quota.called_back is not None][1:]
     else:
         asked = []
-    return [quota for quota in asked if not counts.get(quota.destination)]
+    return [quota for quota in asked if not counts[quota.destination]]
+
+
+def _is_used_up(quota: Quota, claimed: Sequence[ClaimedEntry]) -> bool:
+    """Whether a quota for entries whose end is stored was used up, so that there may be more of them."""
+    return sum(entry.is_known and entry.destination == quota.destination for entry in claimed) >= quota.permits

@@ -162,6 +162,8 @@ class SharingScheduler(Scheduler):
         return [shared for quota in super().take(now) if (shared := self._shared(quota, now)).permits]
 
     def _shared(self, quota: Quota, now: float) -> Quota:
+        if quota.known:  # nothing is sent
+            return quota
         name = quota.destination
         ahead = self.ahead.entries(name, now) if self.claims_ahead and quota.called_back is None else 0
         permits, again_in = self._share.shared.take(self._share.database, name, quota.permits, now, ahead=ahead)
@@ -186,8 +188,9 @@ class SharingScheduler(Scheduler):
     def _end_claim(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
         tokens: dict[str, list[UUID]] = {}
         for entry in claimed:
-            tokens.setdefault(entry.destination, []).append(entry.lease_token)
-        for quota in quotas:
+            if not entry.is_known:
+                tokens.setdefault(entry.destination, []).append(entry.lease_token)
+        for quota in [quota for quota in quotas if not quota.known]:
             name = quota.destination
             self._share.shared.end_claim(self._share.database, name, quota.permits, tokens.get(name, ()), self._lease)
 

@@ -44,8 +44,7 @@ def lock_due(
     """
     names = _Names.of(connection, tables)
     conditions, parameters = _due(names, quota, request, scope)
-    index = names.by_destination if scope is None else names.by_scope
-    reading = names.reading.format(index=index, conditions=" AND ".join(conditions))
+    reading = names.reading.format(index=names.index(quota, scope), conditions=" AND ".join(conditions))
     found = _run(connection, reading, (*parameters, quota.permits)).all()
     if not found:
         return [], NEVER
@@ -75,7 +74,8 @@ def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list
 def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
     """As `claimable_at`, with what allows claims at all, and what this process serves and may call."""
     conditions, parameters = _allowed(names, quota, request)
-    conditions += ["destination = %s"] if scope is None else ["fair = %s", "scope = %s"]
+    column = "known" if quota.known else "destination"
+    conditions += [f"{column} = %s"] if scope is None else ["fair = %s", "scope = %s"]
     parameters += [quota.destination] if scope is None else [quota.destination, scope]
     conditions += [
         "due_at >= %s",
@@ -196,7 +196,7 @@ class _Names:
 
         self.queue, self.entry = name(tables.queue), name(tables.entry)
         quote = dialect.identifier_preparer.quote
-        self.by_destination, self.by_scope = quote(f"{tables.queue.name}_due"), quote(f"{tables.queue.name}_fair")
+        self._indexes = {name: quote(f"{tables.queue.name}_{name}") for name in ("due", "fair", "known")}
         self.suspended = (
             f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL OR timeline <> {MARIADB_TIMELINE}"
         )
@@ -230,6 +230,10 @@ class _Names:
             f"{DELETE_BY_INDEX}DELETE FROM {self.queue} WHERE id IN ({{ids}})"
             f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id"
         )
+
+    def index(self, quota: Quota, scope: str | None) -> str:
+        """The index that serves the claim."""
+        return self._indexes["known" if quota.known else "due" if scope is None else "fair"]
 
     @staticmethod
     def of(connection: Connection, tables: Tables) -> "_Names":

@@ -62,7 +62,7 @@ def claim(
         quota = quota._replace(permits=min(quota.permits, left, callbacks_left if is_called else left))
         if quota.permits <= 0:
             continue
-        if quota.destination in rounds:
+        if quota.destination in rounds and not quota.known:
             quota = quota._replace(due_from=rounds.due_from(quota))
             shared = _share_out(connection, tables, quota, request, now, rounds)
             claimed += shared
@@ -330,6 +330,7 @@ def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
         "in_doubt_since": values.in_doubt_since,
         "key_epoch": values.key_epoch,
         "callback": values.callback,
+        "known": queue.c.destination if values.known else None,
     }
     if values.resets_age:
         row["first_leased_at"] = None

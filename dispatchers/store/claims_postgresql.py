@@ -43,13 +43,14 @@ def claim(
     """
     claimed: list[ClaimedEntry] = []
     callbacks_left = request.callbacks_max
-    for (is_called, permits), wanted in _alike(request.quotas, rounds).items():
+    for (is_called, known, permits), wanted in _alike(request.quotas, rounds).items():
         before, most = len(claimed), request.entries_max - len(claimed)
         left = replace(request, quotas=wanted, entries_max=min(most, callbacks_left) if is_called else most)
         if left.entries_max <= 0:
             continue
         if permits:
-            claimed += _lease(connection, tables, left, _oldest(request), guards, permits=permits)
+            due = _known(request) if known else _oldest(request)
+            claimed += _lease(connection, tables, left, due, guards, permits=permits)
         else:
             if guards is not None:
                 guard(connection, guards)
@@ -59,19 +60,20 @@ def claim(
     return claimed
 
 
-def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, int], list[Quota]]:
-    """Group the quotas by whether they have callbacks, which have a total of their own, and by their LIMIT, because the planner
-    cannot estimate a LIMIT that differs between rows.
+def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, bool, int], list[Quota]]:
+    """Group the quotas by whether they have callbacks, which have a total of their own, by `known`, and by their LIMIT.
+
+    The planner cannot estimate a LIMIT that differs between rows.
 
     The groups with LIMIT 0 have the destinations that are shared out. If there are too many different LIMITs, they are rounded
     down to powers of two.
     """
     several = len({quota.permits for quota in quotas}) > LIMITS_MAX
-    alike: dict[tuple[bool, int], list[Quota]] = {}
+    alike: dict[tuple[bool, bool, int], list[Quota]] = {}
     for quota in quotas:
         permits = 1 << (quota.permits.bit_length() - 1) if several else quota.permits
-        permits = 0 if quota.destination in rounds else permits
-        alike.setdefault((quota.called_back is not None, permits), []).append(quota)
+        permits = 0 if quota.destination in rounds and not quota.known else permits
+        alike.setdefault((quota.called_back is not None, quota.known, permits), []).append(quota)
     return alike
 
 
@@ -178,7 +180,7 @@ _ENDED = typed_columns(
 _MOVED = typed_columns(
     "id uuid, token uuid, state text, delay interval, attempts integer, uncounted integer, maybe_sent boolean,"
     " in_doubt_since timestamptz, key_epoch smallint, reason text, outcome text, proof boolean, by_lookup boolean,"
-    " resets_age boolean, callback text"
+    " resets_age boolean, callback text, known boolean"
 )
 
 
@@ -230,6 +232,15 @@ _OLDEST = """{quotas} CROSS JOIN LATERAL (
                 ORDER BY c.due_at LIMIT :permits FOR UPDATE SKIP LOCKED
             ) AS due"""
 
+# Its own index, which has few rows: neither the backlog of a destination is read, nor what holds it.
+_KNOWN = """{quotas} CROSS JOIN LATERAL (
+                SELECT c.id FROM {{queue}} AS c
+                WHERE c.known = d.name AND {called_here}
+                    AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
+                    AND (c.lease_until IS NULL OR c.lease_until < now()){served}
+                ORDER BY c.due_at LIMIT :permits FOR UPDATE SKIP LOCKED
+            ) AS due"""
+
 _QUOTAS = """unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:admitted AS boolean[]))
                     AS d(name, due_from, admitted)"""
 
@@ -250,11 +261,21 @@ _SHARES = f"""{_QUOTAS},
 
 def _oldest(request: ClaimRequest) -> str:
     """The due entries, oldest first. Entries that this process cannot serve are passed over, and read again only sometimes."""
-    only = " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
     if request.unserved is None:
-        return _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTAS, since="d.due_from", served=only)
-    since, served = "GREATEST(d.due_from, now() - d.recent)", SERVED + only
+        return _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTAS, since="d.due_from", served=_only(request))
+    since, served = "GREATEST(d.due_from, now() - d.recent)", SERVED + _only(request)
     return _OLDEST.format(called_here=_CALLED_HERE, quotas=_RECENT_QUOTAS, since=since, served=served)
+
+
+def _known(request: ClaimRequest) -> str:
+    """The due entries whose end is stored, which are not sent. The condition names them all to the planner: see the index."""
+    served = ("" if request.unserved is None else SERVED) + _only(request)
+    quotas = _QUOTAS if request.unserved is None else _RECENT_QUOTAS
+    return _KNOWN.format(called_here=_CALLED_HERE, quotas=quotas, served=served)
+
+
+def _only(request: ClaimRequest) -> str:
+    return " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -360,6 +381,7 @@ def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
                 key_epoch = o.key_epoch,
                 outcome = COALESCE(o.outcome, q.outcome),
                 callback = o.callback,
+                known = CASE WHEN o.known THEN q.destination END,
                 waiting_since = CASE WHEN o.uncounted > 0 THEN COALESCE(q.waiting_since, q.due_at) END
             FROM o
             WHERE q.id = o.id AND q.id = {ids} AND {unchanged} AND (

@@ -30,7 +30,14 @@ from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.guards import Guards
 from dispatchers.store.listener import Listener
 from dispatchers.store.protocol import Exchange, Survey
-from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, request_lookups
+from dispatchers.store.queries import (
+    Accepted,
+    Wanted,
+    destination_names,
+    known_destinations,
+    next_accepted,
+    request_lookups,
+)
 from dispatchers.store.stuck_groups import StuckGroups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
 from dispatchers.transitions import ClaimedEntry, End, Ending
@@ -205,7 +212,12 @@ class DatabaseStore:
 
         def work(connection: Connection) -> Survey:
             self._stuck_groups.sweep(connection)
-            return Survey(list(connection.execute(found).scalars()), read_flow_states(connection, self.tables))
+            destinations = list(connection.execute(found).scalars())
+            return Survey(
+                destinations,
+                read_flow_states(connection, self.tables),
+                known_destinations(connection, self.tables),
+            )
 
         return await self._run(work)
 

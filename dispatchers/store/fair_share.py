@@ -173,10 +173,15 @@ def claimable_at(
     queue: Table, quota: Quota, cutoff: datetime, now: datetime, scope: str | None = None
 ) -> list[ColumnElement[bool]]:
     """The conditions for entries of a destination, or of one of its scopes, that may be claimed."""
-    of_scope = [queue.c.fair == quota.destination, queue.c.scope == scope]
+    if quota.known:
+        of = [queue.c.known == quota.destination]
+    elif scope is None:
+        of = [queue.c.destination == quota.destination]
+    else:
+        of = [queue.c.fair == quota.destination, queue.c.scope == scope]
     recent = [] if quota.recent is None else [queue.c.due_at >= now - quota.recent]
     return [
-        *([queue.c.destination == quota.destination] if scope is None else of_scope),
+        *of,
         queue.c.due_at >= quota.due_from,
         *recent,
         queue.c.due_at <= min(now, cutoff),

@@ -80,7 +80,7 @@ def claim_throttled(
     }
     quotas = list(_admitted(request.quotas, flow_update, states, found.at))
     taken = claim(replace(request, quotas=quotas)) if quotas else []
-    counts = Counter(entry.destination for entry in taken)
+    counts = Counter(entry.destination for entry in taken if not entry.is_known)  # the others are not sent
     after = {
         name: claimed(row, limits(name), found.at, counts[name], request.token, request.lease)
         for name, row in states.items()
@@ -94,7 +94,9 @@ def _admitted(
 ) -> Iterable[Quota]:
     for quota in quotas:
         name = quota.destination
-        if name in rows:
+        if quota.known:
+            yield quota
+        elif name in rows:
             permits = admitted(rows[name], limits_of(flow_update.limits, name), now, quota.permits)
             if permits:
                 yield quota._replace(permits=permits, admitted=True)

@@ -63,10 +63,12 @@ class Survey:
     """What a dispatcher reads about the whole queue every few seconds.
 
     destinations: those that have unsettled entries. flow_states: those that are throttled now or were paused at some time.
+    known: those that have due entries whose end is stored.
     """
 
     destinations: list[str]
     flow_states: FlowStates
+    known: Sequence[str] = ()
 
 
 class Store(Protocol):

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
-from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, database_now, read_by_index, sqlstate
+from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, clock, database_now, read_by_index, sqlstate
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables, is_open
 from outbox.times import NEVER
@@ -114,6 +114,13 @@ def of_each(connection: Connection, name: ColumnElement[Any], names: CTE, *value
     found = connection.execute(select(name).where(name.is_not(None))).scalars().all()
     one = [select(literal(each), *(value(each, names) for value in values)) for each in found]
     return [connection.execute(asked).one() for asked in one]
+
+
+def known_destinations(connection: Connection, tables: Tables) -> list[str]:
+    """The destinations that have due entries whose end is stored: an operator's decisions, and callbacks that are due."""
+    queue = tables.queue
+    of_each = select(queue.c.known).where(queue.c.known.is_not(None), queue.c.due_at <= clock()).distinct()
+    return list(connection.execute(of_each).scalars())
 
 
 # --- how long entries have been due

@@ -26,6 +26,7 @@ class QueueUpdate(NamedTuple):
     take place. reason: for the entry's history. outcome: None keeps the stored one. proof: the effect is known to have
     happened; this is stored even if the lease was lost. by_lookup: a status lookup caused the change. resets_age: the entry's
     age counts from the next claim. callback: the callback that the entry waits for, if this process does not have it.
+    known: whether the entry's end is stored, so that nothing is sent.
     """
 
     state: str
@@ -41,6 +42,7 @@ class QueueUpdate(NamedTuple):
     by_lookup: bool = False
     resets_age: bool = False
     callback: str | None = None
+    known: bool = False
 
 
 def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
@@ -51,7 +53,12 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
             outcome = write(change.reason) if change.shown else None
             resets_age = state == "pending"
             return _as_it_was(entry)._replace(
-                state=state, delay=delay, uncounted=1, resets_age=resets_age, outcome=outcome
+                state=state,
+                delay=delay,
+                uncounted=1,
+                resets_age=resets_age,
+                outcome=outcome,
+                known=entry.outcome.known is not None,
             )
         case Retry(reason=reason):
             outcome = write_outcome(reason, deliveries=entry.deliveries)
@@ -105,6 +112,7 @@ def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
         outcome=write_outcome(change.reason, stored=known.stored, known=known),
         proof=known.state == "delivered",
         callback=change.callback,
+        known=True,
     )
 
 

@@ -145,6 +145,7 @@ def _queue(make: Maker) -> None:
         sa.Column("fair", sa.String(255)),
         sa.Column("scope", sa.String(255)),
         sa.Column("callback", sa.String(160)),
+        sa.Column("known", sa.String(255)),
         make.check("queue_state", "state IN ('pending', 'sending', 'retry', 'uncertain')"),
         make.check(
             "queue_lease",
@@ -164,6 +165,7 @@ def _queue(make: Maker) -> None:
     make.index("queue_fair", "queue", ["fair", "scope", "due_at"], where="fair IS NOT NULL")
     make.index("queue_group", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
     make.index("queue_callback", "queue", ["callback"], where="callback IS NOT NULL")
+    make.index("queue_known", "queue", ["known", "due_at"], where="known IS NOT NULL")
     make.index("queue_in_doubt", "queue", ["in_doubt_since", "id"], where=f"maybe_sent{make.is_true}")
     make.store_with(
         queue,

@@ -70,7 +70,7 @@ DISPATCHER = {
 # entry had, to ask for it again (`_guard_queue`). Of the audit log it changes counts, and neither changes nor deletes a decision.
 OPERATOR = {
     "entry": "SELECT, INSERT",
-    "queue": "SELECT, INSERT, UPDATE (due_at, outcome, suspended_reason), DELETE",
+    "queue": "SELECT, INSERT, UPDATE (due_at, outcome, known, suspended_reason), DELETE",
     "settlement": "SELECT, INSERT",
     "event": "SELECT, INSERT",
     "audit": "SELECT, INSERT, UPDATE (count)",

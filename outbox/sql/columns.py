@@ -99,6 +99,9 @@ def queue(prefix: str) -> list[Any]:
         Column("scope", String(255)),  # the parent's scope
         # the entry waits for a dispatcher with this callback: `dispatchers.store.callback_registry`
         Column("callback", String(160)),
+        Column(
+            "known", String(255)
+        ),  # the destination, if `outcome` holds the entry's end: then nothing is sent; otherwise NULL
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         # all columns of a lease are set or none, and they are set in the state `sending` only
         CheckConstraint(
@@ -129,6 +132,8 @@ def _queue_indexes(prefix: str) -> list[Index]:
         _partial(f"{prefix}queue_group", "ordering_key", "position", where="ordering_key IS NOT NULL"),
         # serves the dispatchers with a callback: the entries that wait for it
         _partial(f"{prefix}queue_callback", "callback", where="callback IS NOT NULL"),
+        # serves the claim of what needs no send, whatever waits before it or holds its destination
+        _partial(f"{prefix}queue_known", "known", "due_at", where="known IS NOT NULL"),
         # serves the list of uncertain entries, oldest doubt first: they are among these. Not by `state`, which each claim
         # changes: leases stay HOT, as these two columns change only when doubt begins or ends
         Index(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, DESTINATIONS_MAX, Scheduler, entries_max
+from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
@@ -16,7 +17,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def claimed(destination: str, queued_at: datetime = NOW) -> ClaimedEntry:
     blank = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
-    return blank._replace(id=uuid4(), destination=destination, queued_at=queued_at)
+    return blank._replace(id=uuid4(), destination=destination, queued_at=queued_at, outcome=NOTHING_STORED)
 
 
 def test_a_claim_takes_half_of_a_destinations_permits_another_the_rest() -> None:

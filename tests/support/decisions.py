@@ -14,7 +14,7 @@ from support.database import TABLES, Database
 from support.entries import claim_one, put_one, queue_row, run_once, settle, state
 
 
-def decide(database: Database, what: Callable[..., None], id: UUID, *verdict: str, **settings: Any) -> None:
+def decide(database: Database, what: Callable[..., Any], id: UUID, *verdict: str, **settings: Any) -> None:
     with database.engine.begin() as connection:
         what(connection, TABLES, id, *verdict, **{"actor": "ada", "reason": "looked at it", **settings})
 

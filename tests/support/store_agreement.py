@@ -114,12 +114,17 @@ class Agreement(RuleBasedStateMachine):
         self.claims = [(_aged(of_sql, hours * HOUR), of_reference) for of_sql, of_reference in self.claims]
         self.now += hours * HOUR
 
-    @rule(form=st.sampled_from(["native", "hex"]), news=st.sampled_from([None, *NEWS]))
-    def claim(self, form: str, news: str | None = None) -> None:
-        """news: what is reported of crm, whose limits are then checked."""
+    @rule(
+        form=st.sampled_from(["native", "hex"]),
+        news=st.sampled_from([None, *NEWS]),
+        names=st.sampled_from([("crm", "mail"), ("mail",), ()]),
+    )
+    def claim(self, form: str, news: str | None = None, names: Sequence[str] = ("crm", "mail")) -> None:
+        """news: what is reported of crm, whose limits are then checked. names: of the others only what needs no send."""
         self.requests += 1
+        known = [quota(name)._replace(known=True, admitted=True) for name in ("crm", "mail") if name not in names]
         request = ClaimRequest(
-            quotas=[quota("crm"), quota("mail")],
+            quotas=[*known, *map(quota, names)],
             entries_max=500,
             token=UUID(int=self.requests),
             lease=LEASE,

@@ -44,7 +44,7 @@ class FlowControlInvariants:
     # --- claims
 
     def claimed(self, entries: Sequence[ClaimedEntry]) -> None:
-        for entry in entries:
+        for entry in [entry for entry in entries if not entry.is_known]:  # the others are not sent
             is_paused = entry.destination in self._paused
             self._truth.require(not is_paused, entry.id, "claimed though its destination is paused")
             if (limits := self.limits.get(entry.destination)) is not None and limits.rate is not None:

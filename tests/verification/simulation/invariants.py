@@ -158,6 +158,9 @@ class Invariants(Truth):
         self.require((row.state == "sending") == (row.lease_token is not None), id, "a lease without sending")
         self.require(row.in_doubt_since is None or row.maybe_sent, id, "in doubt, and not maybe sent")
         self.require(row.state != "uncertain" or row.maybe_sent, id, "uncertain without a doubt")
+        self.require(
+            (row.known is not None) == self.store.is_decided(id), id, "it cannot be found by what is known of it"
+        )
         is_counted = row.deliveries >= row.attempts or self.trace(id).was_set_back
         self.require(is_counted, id, "more attempts than deliveries")
 

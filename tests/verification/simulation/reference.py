@@ -108,7 +108,7 @@ class ReferenceStore(Tables):
         claimed: list[ClaimedEntry] = []
         called = 0
         for quota in request.quotas if self._is_trusted(request) else []:
-            if self._is_shut(quota, now):
+            if not quota.known and self._is_shut(quota, now):
                 continue
             permits = min(quota.permits, request.entries_max - len(claimed))
             if quota.called_back is not None:
@@ -128,6 +128,7 @@ class ReferenceStore(Tables):
     def _claimable(self, quota: Quota, latest: datetime, now: datetime) -> Iterator[UUID]:
         for id, row in self.queue.items():
             is_due = quota.due_from <= row.due_at <= latest and self.entries[id].destination == quota.destination
+            is_due = is_due and (row.known is not None or not quota.known)
             if is_due and self._is_free(row, now) and id not in self.locked:
                 yield id
 
@@ -279,6 +280,7 @@ class ReferenceStore(Tables):
         row.maybe_sent = values.maybe_sent
         row.in_doubt_since = values.in_doubt_since
         row.callback = values.callback
+        row.known = self.entries[id].destination if values.known else None
         row.key_epoch = values.key_epoch
         row.outcome = values.outcome or row.outcome
         if values.reason is not None:
@@ -316,14 +318,14 @@ class ReferenceStore(Tables):
         quotas = [self._admitted(quota, limits, now) for quota in request.quotas]
         taken = self.claim(replace(request, quotas=[quota for quota in quotas if quota.permits]))
         for name in names:
-            count = sum(entry.destination == name for entry in taken.claimed)
+            count = sum(entry.destination == name and not entry.is_known for entry in taken.claimed)
             self.flow[name] = flow_state.claimed(
                 self.flow[name], limits[name], now, count, request.token, request.lease
             )
         return taken, FlowStates(now, {name: self.flow[name] for name in names})
 
     def _admitted(self, quota: Quota, limits: Mapping[str, Limits], now: datetime) -> Quota:
-        if quota.destination not in limits:
+        if quota.known or quota.destination not in limits:
             return quota
         permits = flow_state.admitted(self.flow[quota.destination], limits[quota.destination], now, quota.permits)
         return quota._replace(permits=permits, admitted=True)
@@ -340,7 +342,9 @@ class ReferenceStore(Tables):
     def survey(self) -> Survey:
         now = self.clock()
         throttled = {name: row for name, row in self.flow.items() if row != FlowState()}
-        return Survey(sorted({self.entries[id].destination for id in self.queue}), FlowStates(now, throttled))
+        known = {self.entries[id].destination for id, row in self.queue.items() if row.known and row.due_at <= now}
+        destinations = {self.entries[id].destination for id in self.queue}
+        return Survey(sorted(destinations), FlowStates(now, throttled), sorted(known))
 
     def states(self) -> list[str]:
         """Of every entry, ended ones included."""

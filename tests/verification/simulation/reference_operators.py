@@ -98,5 +98,6 @@ def resume(store: ReferenceStore, destination: str) -> None:
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, decision: str) -> None:
     row.outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
+    row.known = store.entries[id].destination
     row.due_at = store.clock()
     store.events.append(Event(id, "decision", decision))

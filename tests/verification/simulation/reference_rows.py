@@ -57,6 +57,7 @@ class Row:
     ordering_key: str | None = None
     position: int | None = None
     callback: str | None = None
+    known: str | None = None
 
     @property
     def is_blocked(self) -> bool:

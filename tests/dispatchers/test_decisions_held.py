@@ -1,0 +1,226 @@
+"""A decision that needs no send takes effect at the next round, whatever holds the entry's destination; nothing is sent."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.callbacks import Shop
+from support.database import TABLES, Database
+from support.decisions import decide
+from support.entries import HOUR, age, dispatcher, pumping, put, put_one, run_once, state, states, until_true
+from support.ordering import put_in_group
+
+import outbox
+import outbox.errors
+from dispatchers import Delivery, Limits, Outcome, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.admin.destinations import read_destinations
+from dispatchers.admin.overview import read_overview
+from dispatchers.admin.summary import read_summary
+from dispatchers.flow_control.state import Taken, as_record
+from dispatchers.store.flow_control import make_rows
+from dispatchers.stored_outcome import Known, write_outcome
+from outbox.sql.dialect import clock, clock_plus, database_now
+from outbox.times import NEVER
+
+pytestmark = pytest.mark.on_mariadb
+
+RATED = {"crm": Limits(rate=1, burst=1)}
+ONE_IN_ALL = {"crm": Limits(concurrency_in_all=1)}
+
+
+def hold(database: Database, **values: Any) -> None:
+    with database.owner() as connection:
+        make_rows(connection, TABLES, ["crm"])
+        connection.execute(sa.update(TABLES.destination).where(TABLES.destination.c.name == "crm").values(values))
+
+
+def pause(database: Database) -> None:
+    hold(database, paused=True, decided_by="ada", decided_at=clock())
+
+
+def open_breaker(database: Database) -> None:
+    hold(database, breaker="open", breaker_failures=10, breaker_until=clock_plus(HOUR))
+
+
+def half_open_breaker(database: Database) -> None:
+    hold(database, breaker="half_open", breaker_failures=10, breaker_until=clock_plus(HOUR), breaker_token=uuid4())
+
+
+def cool_down(database: Database) -> None:
+    hold(database, cooldown_until=clock_plus(HOUR))
+
+
+def use_up_rate(database: Database) -> None:
+    hold(database, rate_at=clock_plus(HOUR), rate_per_second=1.0)
+
+
+def take_permits(database: Database) -> None:
+    with database.observer.connect() as connection:
+        until = database_now(connection) + HOUR
+    hold(database, permits_taken=as_record([Taken(uuid4(), 1, until)]), permits_max=1)
+
+
+HOLDS: dict[str, tuple[Callable[[Database], None], dict[str, Limits]]] = {
+    "paused": (pause, {}),
+    "breaker": (open_breaker, {}),
+    "probing": (half_open_breaker, {}),
+    "cooldown": (cool_down, {}),
+    "rate": (use_up_rate, RATED),
+    "permits": (take_permits, ONE_IN_ALL),
+}
+DECIDED = {
+    "cancel": "cancelled",
+    "happened": "delivered",
+    "did_not_happen": "failed",
+    "send_again": "pending",
+    "retry": "pending",
+    "release": "pending",
+}
+"""Each decision, with the entry's state after the next round of a dispatcher that may send nothing."""
+
+
+def decided(database: Database, ob: outbox.Outbox, held: Callable[[Database], None]) -> dict[str, UUID]:
+    """An entry for each decision, which is made while the destination is held; the service was sent what is uncertain."""
+    doubtful = put(database, ob, count=3)
+    run_once(database, ob, adapters={"crm": MemoryAdapter(lambda _: Unknown("no answer"), window=None)})
+    ids = dict(zip(("happened", "did_not_happen", "send_again"), doubtful, strict=True))
+    ids |= {name: put_one(database, ob) for name in ("cancel", "retry", "release")}
+    values = {"suspended_reason": "a clone", "due_at": NEVER}
+    database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == ids["release"]).values(values))
+    held(database)
+    for name in ("cancel", "retry", "release"):
+        decide(database, getattr(decisions, name), ids[name])
+    for verdict in ("happened", "did_not_happen", "send_again"):
+        decide(database, decisions.resolve, ids[verdict], verdict)
+    return ids
+
+
+def shown(database: Database) -> dict[str, Any]:
+    """What operators are shown of the destination: by `outbox status`, `outbox destinations` and the dashboard."""
+    with database.engine.connect() as connection:
+        overview, summary = read_overview(connection, TABLES), read_summary(connection, TABLES)
+        listed = read_destinations(connection, TABLES)
+    (of_status,) = (each for each in overview.destinations if each.name == "crm")
+    (of_destinations,) = (each for each in listed.destinations if each.name == "crm")
+    (of_dashboard,) = (each for each in summary.destinations if each.name == "crm")
+    assert of_destinations.decided == of_dashboard.decided == of_status.decided == overview.decided
+    assert of_destinations.due == of_dashboard.due
+    assert summary.uncertain.value == overview.uncertain == of_status.states.get("uncertain", 0)
+    return {"states": of_status.states, "decided": of_status.decided, "due": of_destinations.due}
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("name", HOLDS)
+def test_what_needs_no_send_is_settled_while_sends_are_held(database: Database, ob: outbox.Outbox, name: str) -> None:
+    held, limits = HOLDS[name]
+    ids = decided(database, ob, held)
+    before = database.rows(TABLES.destination)
+    assert shown(database) == {"states": {"pending": 2}, "decided": 4, "due": 2}
+    service = MemoryAdapter(window=None)
+
+    assert run_once(database, ob, adapters={"crm": service}, limits=limits) == 4
+
+    assert {what: state(database, id) for what, id in ids.items()} == DECIDED
+    assert shown(database) == {"states": {"pending": 3}, "decided": 0, "due": 2}  # one waits for earlier senders
+    assert service.deliveries == []
+    assert database.rows(TABLES.destination) == before, "no probe, no rate and no permit was used"
+
+
+def test_a_paused_destination_runs_the_callback_of_a_cancellation(database: Database, ob: outbox.Outbox) -> None:
+    shop = Shop(database, ob, is_async=False)
+    shop.on_settled(shop.pay)
+    id = put_one(database, ob)
+    pause(database)
+    decide(database, decisions.cancel, id)
+    service = MemoryAdapter()
+
+    shop.run_once(adapters={"crm": service})
+
+    assert (state(database, id), len(database.orders), service.deliveries) == ("cancelled", 1, [])
+
+
+def test_while_sending_is_suspended_a_decision_waits_and_is_counted(database: Database, ob: outbox.Outbox) -> None:
+    ids = decided(database, ob, lambda _: None)
+    database.execute(sa.update(TABLES.meta).values(suspended_reason="restored"))
+    service = MemoryAdapter(window=None)
+
+    with pytest.raises(outbox.errors.Suspended):
+        run_once(database, ob, adapters={"crm": service})
+
+    assert shown(database) == {"states": {"pending": 2}, "decided": 4, "due": 2}
+    database.execute(sa.update(TABLES.meta).values(suspended_reason=None))
+    pause(database)
+    assert run_once(database, ob, adapters={"crm": service}) == 4
+    assert {what: state(database, id) for what, id in ids.items()} == DECIDED
+    assert service.deliveries == []
+
+
+def test_a_cancellation_that_nobody_serves_ends_a_minute_later(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    pause(database)
+    decide(database, decisions.cancel, id)
+    mail = {"mail": MemoryAdapter()}
+
+    assert run_once(database, ob, adapters=mail) == 0
+    assert shown(database) == {"states": {}, "decided": 1, "due": 0}
+    age(database, timedelta(minutes=2))
+    assert run_once(database, ob, adapters=mail) == 1
+    assert state(database, id) == "cancelled"
+
+
+def test_an_entry_of_a_blocked_group_is_cancelled_at_once(database: Database, ob: outbox.Outbox) -> None:
+    first, second, third = put_in_group(database, ob, "1", "2", "3")
+    service = MemoryAdapter([Unknown("no answer")], window=None)
+    run_once(database, ob, adapters={"crm": service})
+    pause(database)
+    decide(database, decisions.cancel, second)
+
+    run_once(database, ob, adapters={"crm": service})
+
+    assert [state(database, id) for id in (first, second, third)] == ["uncertain", "cancelled", "pending"]
+    assert len(service.deliveries) == 1
+
+
+def test_600_decisions_overtake_the_backlog_of_a_slow_service(database: Database, ob: outbox.Outbox) -> None:
+    started, released = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            started.set()
+            await released.wait()
+            return await super().send(delivery)
+
+    backlog = put(database, ob, count=20)
+    wrong = put(database, ob, count=600)
+    service = Slow()
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": service}, limits={"crm": Limits(concurrency=1)})
+        pump = asyncio.create_task(pumping(working, released.is_set))
+        await asyncio.wait_for(started.wait(), 30)
+        await asyncio.to_thread(cancel_all, database, wrong)
+        await until_true(lambda: states(database)["cancelled"] == len(wrong))
+        assert service.deliveries == []
+        released.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert Counter(state(database, id) for id in backlog).keys() <= {"pending", "retry", "delivered"}
+    assert {delivery.id for delivery in service.deliveries} <= set(backlog)
+
+
+def cancel_all(database: Database, ids: list[UUID]) -> None:
+    """As a decision in bulk does: rows of the queue in one transaction, here without the rules."""
+    known = Known(state="cancelled", reason="wrong", decided_at=None)
+    values = {"outcome": write_outcome("wrong", known=known), "known": "crm", "due_at": clock()}
+    for first in range(0, len(ids), 300):
+        some = ids[first : first + 300]
+        database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id.in_(some)).values(values))
