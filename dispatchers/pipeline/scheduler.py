@@ -157,7 +157,6 @@ class Scheduler:
                 quota = Quota(name, permits, due_from, reserved=reserved, called_back=called, recent=recent)
                 quotas.append(self._reserved(quota))
                 free -= reserved
-                free -= reserved
                 free_called -= called or 0
             if len(quotas) >= DESTINATIONS_MAX:
                 break
@@ -179,7 +178,7 @@ class Scheduler:
                 called = permits if is_called else None
                 quota = Quota(name, permits, EPOCH, reserved=permits, admitted=True, called_back=called, known=True)
                 quotas.append(self._reserved(quota))
-            elif free > 0:
+            elif is_called and not self._pace.free_in_all:
                 self._turns.hold(name)
         return quotas
 

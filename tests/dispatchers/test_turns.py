@@ -14,10 +14,12 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.scheduler import DESTINATIONS_MAX, Scheduler, callbacks_max, entries_max
 from dispatchers.pipeline.turns import Turns
+from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry
 
 BACKLOG = 10**9
-ENTRY = ClaimedEntry._make([None] * len(ClaimedEntry._fields))._replace(queued_at=datetime(2026, 1, 1, tzinfo=UTC))
+BLANK = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
+ENTRY = BLANK._replace(queued_at=datetime(2026, 1, 1, tzinfo=UTC), outcome=NOTHING_STORED)
 Order = Callable[[Sequence[Quota]], list[Quota]]
 
 
