@@ -46,7 +46,8 @@ class AnswerReader:
 
     status, headers: of the answer, with the headers' names in lower case; status is None until the head is complete. 1xx
     answers are skipped. body: the bytes so far. ended: no more bytes are needed. whole: the body ended where it should.
-    has_left_overs: the server sent more than the answer, or closed.
+    has_left_overs: the server sent more than the answer, or closed. is_followed: it sent more. came_early: set by the connection
+    if the answer's first bytes came before the server had received the whole request.
     """
 
     def __init__(self, body_bytes_max: int, *, has_body: bool = True) -> None:
@@ -54,13 +55,15 @@ class AnswerReader:
         self._has_body = has_body
         self._beginning = b""
         self._room = HEAD_BYTES_MAX
-        self._keeps_alive = False
+        self.keeps_alive = False
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.ended = False
         self.whole = False
         self.has_left_overs = False
+        self.is_followed = False
+        self.came_early = False
         self.on_body = self.body.extend if has_body else None  # called by the parser, as are the methods below
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(
@@ -77,7 +80,7 @@ class AnswerReader:
         """
         return (
             self.whole
-            and self._keeps_alive
+            and self.keeps_alive
             and not self.has_left_overs
             and not SHORT_KEEP_ALIVE.search(self.headers.get("keep-alive", ""))
             and (
@@ -100,6 +103,7 @@ class AnswerReader:
         except (HttpParserError, HttpParserUpgrade):
             if self.status is None:
                 raise httpx.RemoteProtocolError("no head of an answer in HTTP/1.1 came") from None
+            self.is_followed = self.is_followed or self.ended
             self.has_left_overs = self.ended = True
         if self.ended:
             self._parser = None  # it refers to this reader
@@ -130,6 +134,7 @@ class AnswerReader:
 
     def _take(self, data: memoryview) -> None:
         if self.ended or self._parser is None:
+            self.is_followed = self.is_followed or len(data) > 0
             self.has_left_overs = self.has_left_overs or len(data) > 0
         else:
             self._parser.feed_data(data)
@@ -160,7 +165,7 @@ class AnswerReader:
             raise HttpParserError("another version or protocol")
         if status >= 200:
             self.status, self._room = status, HEAD_BYTES_MAX
-            self._keeps_alive = version == "1.1" and self._parser.should_keep_alive()
+            self.keeps_alive = version == "1.1" and self._parser.should_keep_alive()
             self._parser.set_dangerous_leniencies(
                 lenient_optional_cr_before_lf=False
             )  # between chunks a bare LF is an attack

@@ -9,6 +9,7 @@ from typing import Final, cast
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.sockets import has_unreceived
 
 CLOSED: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 READABLE: Final = CLOSED | select.POLLIN
@@ -19,16 +20,23 @@ the server has not read it. Source: RFC 8446, 4.4.2.4 and 6.2."""
 
 
 class Connection(asyncio.Protocol):
-    """loop: the event loop of the connection, which no other loop may use. idle_since: by the loop's clock, between requests."""
+    """loop: the event loop of the connection, which no other loop may use. idle_since: by the loop's clock, between requests.
+
+    is_reused: whether it carries, or has carried, a second request. Only then can an answer belong to another request.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.idle_since = 0.0
+        self.is_reused = False
         self._transport: asyncio.Transport | None = None
         self._tcp: asyncio.Transport | None = None  # under TLS
         self._poll = select.poll()
+        self._descriptor = -1
         self._is_encrypted = False
         self._has_received = False
+        self._has_spoken = False
+        self._awaits_first_bytes = False
         self._reader: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
         self._deadline = 0.0
@@ -43,6 +51,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._reader is not None:
             raise RuntimeError("this connection is not open, or it is in use")
         self._reader = reader
+        self._awaits_first_bytes = self.is_reused
         self._answered = self.loop.create_future()
         self._deadline = deadline
         if self._alarm is None or self._alarm.when() > deadline:
@@ -52,6 +61,7 @@ class Connection(asyncio.Protocol):
             await self._answered
         finally:
             self._reader = self._answered = None
+            self._awaits_first_bytes = False
 
     def can_be_used_again(self, reader: AnswerReader) -> bool:
         """Whether the connection may carry another request after the answer in `reader`."""
@@ -73,6 +83,11 @@ class Connection(asyncio.Protocol):
     def is_closed(self) -> bool:
         """Whether one side has closed it: a request would be lost. After the TLS handshake, a quiet server may send data."""
         return bool(self._events() & CLOSED)
+
+    def has_spoken(self) -> bool:
+        """Whether the server has sent bytes that no request asked for. Under TLS, unread bytes may announce a close."""
+        events = self._events()
+        return self._has_spoken or (not self._is_encrypted and bool(events & select.POLLIN) and not events & CLOSED)
 
     def _events(self) -> int:
         if self._is_closing():
@@ -103,14 +118,21 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
         self._transport = self._tcp = cast(asyncio.Transport, transport)
-        # The event loop closes this descriptor only while the transport is closing. Then `_events` does not poll it.
-        self._poll.register(transport.get_extra_info("socket").fileno(), READABLE)
+        # The event loop closes this descriptor only while the transport is closing. Then it is not used any more.
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._poll.register(self._descriptor, READABLE)
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
         if self._reader is None:  # no request is open
+            self._has_spoken = True
             self.abort()
         else:
+            if self._awaits_first_bytes:
+                self._awaits_first_bytes = False
+                self._reader.came_early = self._transport is not None and has_unreceived(
+                    self._transport, self._descriptor
+                )
             self._take(self._reader, data)
 
     def eof_received(self) -> None:

@@ -1,9 +1,12 @@
 """The idle connections, which wait for their next request."""
 
 import asyncio
+from bisect import bisect_right
 from contextlib import suppress
+from operator import attrgetter
 from typing import Final
 
+from dispatchers.adapters.belonging import Belonging
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.request_writer import Origin
 
@@ -11,24 +14,37 @@ KEEP_SECONDS: Final = 1.5
 """How long a connection waits for its next request. Servers wait longer (gunicorn 2 s, Node.js and uvicorn 5 s, by their
 documentation): a request that the server's close meets on its way would be in doubt."""
 
+REST_SECONDS: Final = 0.01
+"""How long a connection rests after an answer. A faulty server or proxy that answers twice does so at once: the second answer
+then meets a connection without a request, which is closed. It costs some connections, but no send waits for it."""
+
+_idle_since: Final = attrgetter("idle_since")
+
 
 class ConnectionPool:
     """Keeps connections by event loop. They end with their loop, and `asyncio.run(run_once())` creates a new loop each time.
 
-    Several threads may use the pool, each with its own loop.
+    Several threads may use the pool, each with its own loop. belonging: is informed of services that send unasked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, belonging: Belonging) -> None:
+        self._belonging = belonging
         self._idle: dict[asyncio.AbstractEventLoop, dict[Origin, list[Connection]]] = {}
 
     def take(self, origin: Origin) -> Connection | None:
-        """Take an idle connection; None if there is none."""
+        """Take the connection used last of those that have rested; None if there is none, or none may be reused."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting(loop).get(origin)
-        while waiting:
-            connection = waiting.pop()  # the newest one, so that the others expire and are closed
+        while waiting and self._belonging.may_reuse(origin, loop.time()):
+            rested = bisect_right(waiting, loop.time() - REST_SECONDS, key=_idle_since)
+            if not rested:
+                return None
+            connection = waiting.pop(rested - 1)  # the newest one, so that the others expire and are closed
             if connection.idle_since + KEEP_SECONDS > loop.time() and connection.is_quiet():
+                connection.is_reused = True
                 return connection
+            if connection.has_spoken():
+                self._belonging.distrust(origin, loop.time())
             connection.abort()
         return None
 

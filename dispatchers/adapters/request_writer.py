@@ -51,10 +51,19 @@ class Target(NamedTuple):
         return cls(url, origin, url.netloc.decode("ascii"), url.raw_path.decode("ascii"))
 
 
+class Echo(NamedTuple):
+    """The key's header in an answer. is_sure: the service certainly repeats it in each success."""
+
+    header: str
+    key: str
+    is_sure: bool = False
+
+
 class Outgoing(NamedTuple):
     """A request to be sent. headers: without those of HTTP itself, which `written` adds.
 
-    is_last: the request asks the server to close the connection.
+    is_last: the request asks the server to close the connection. echo: for a service that may repeat the request's key in its
+    answer.
     """
 
     method: str
@@ -62,6 +71,7 @@ class Outgoing(NamedTuple):
     headers: Sequence[tuple[str, str]]
     content: bytes = b""
     is_last: bool = False
+    echo: Echo | None = None
 
     @classmethod
     async def of(cls, request: httpx.Request) -> "Outgoing":

@@ -20,6 +20,7 @@ import httpcore
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerHeaders, AnswerReader
+from dispatchers.adapters.belonging import Belonging, ForeignAnswer, doubt_of_key
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.connection_pool import ConnectionPool
 from dispatchers.adapters.connector import Connector
@@ -27,6 +28,9 @@ from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, O
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+REUSED_BYTES_MAX: Final = 64 * 1024
+"""A longer request gets a connection of its own: a service may refuse it before it has read all of it, and on a connection that
+was used before, such an answer would be in doubt."""
 CONNECT_SECONDS_MAX: Final = 10.0  # a connection that takes longer will not succeed
 HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 """Values of headers that every server accepts. Source: RFC 9110, 5.5, without the obsolete bytes."""
@@ -58,12 +62,14 @@ class Answer:
 
     body: the bytes as they were sent, never decompressed.
     whole: False if the body broke off, or was too long or too slow.
+    is_first: the connection carried no other request, so this answer belongs to no other.
     """
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
     whole: bool = True
+    is_first: bool = field(default=True, repr=False)
 
 
 class Transport:
@@ -76,7 +82,9 @@ class Transport:
     proxy: the URL of a proxy.
     transport: replaces real connections in tests; it is not closed.
 
-    Each request in flight has its own connection. A connection is used again only within 1.5 s after an answer that ended
+    reuse: False for a connection of its own for each request. Then no answer can belong to another request.
+
+    Each request in flight has its own connection. A connection is used again only 10 ms to 1.5 s after an answer that ended
     where its framing says, and only if the server has neither closed it nor sent anything more. If a test replaces how httpx
     sends, as respx and pytest-httpx do, that replacement sends the requests.
 
@@ -90,6 +98,7 @@ class Transport:
         answer_bytes_max: int = ANSWER_BYTES_MAX,
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
@@ -109,7 +118,9 @@ class Transport:
             tls=tls or _trusting_as_httpx(),
             proxy=proxy,
         )
-        self._pool = ConnectionPool()
+        self._reuse = reuse
+        self._belonging = Belonging()
+        self._pool = ConnectionPool(self._belonging)
         self._given = transport
 
     async def send(self, request: httpx.Request | Outgoing) -> Answer:
@@ -117,34 +128,57 @@ class Transport:
         does not raise.
 
         Raises one of `NEVER_SENT` if nothing was sent. After any other exception the request may have been sent;
-        `httpx.ReadTimeout` is raised after the timeout.
+        `httpx.ReadTimeout` is raised after the timeout, and `ForeignAnswer` for an answer that may belong to another request.
         """
         if self._given is not None or _is_httpx_replaced():
             over = self._given or httpx.AsyncHTTPTransport(verify=_trusting_as_httpx())
-            return await self._send_over(over, request if isinstance(request, httpx.Request) else request.for_httpx())
+            return await self._send_over(over, request)
         if isinstance(request, httpx.Request):
             request = await Outgoing.of(request)
         content = request.written(*self._connector.named(request.target))
         origin = request.target.origin
         deadline = asyncio.get_running_loop().time() + self._seconds
         answer = AnswerReader(self._answer_bytes_max, has_body=request.method not in WITHOUT_ANSWERED_BODY)
-        connection = self._pool.take(origin) or await self._open(origin, deadline)
+        connection = self._reused(origin, content) or await self._open(origin, deadline)
+        doubt: str | None = None
         try:
             await connection.ask(content, answer, deadline)
         except TimeoutError:
             if answer.status is None:
                 raise httpx.ReadTimeout("no answer in time") from None
         finally:
-            if connection.can_be_used_again(answer) and not request.is_last:
+            doubt = self._doubt(connection, answer, request)
+            if doubt is None and self._reuse and connection.can_be_used_again(answer) and not request.is_last:
                 self._pool.keep(connection, origin)
             else:
                 connection.abort()
+        if doubt is not None:
+            raise ForeignAnswer(doubt)
         assert answer.status is not None
-        return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole)
+        is_first = not connection.is_reused
+        return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole, is_first)
 
     async def aclose(self) -> None:
         """Close the connections. You may use the transport again afterwards."""
         await self._pool.aclose()
+
+    def _reused(self, origin: Origin, content: bytes) -> Connection | None:
+        return self._pool.take(origin) if len(content) <= REUSED_BYTES_MAX else None
+
+    def _doubt(self, connection: Connection, answer: AnswerReader, request: Outgoing) -> str | None:
+        """Why the answer may belong to another request. A close that the request asked for is no sign of that."""
+        origin = request.target.origin
+        if answer.status is None:
+            return None
+        is_first = not connection.is_reused
+        doubt = doubt_of_key(answer.status, answer.headers, request.echo, is_first=is_first)
+        if is_first:
+            self._belonging.note_first(origin, answer)
+        elif doubt is None and not request.is_last:
+            doubt = self._belonging.doubt(origin, answer, is_followed=connection.has_spoken())
+        if doubt is not None:
+            self._belonging.distrust(origin, connection.loop.time())
+        return doubt
 
     async def _open(self, origin: Origin, deadline: float) -> Connection:
         try:
@@ -153,8 +187,9 @@ class Transport:
         except TimeoutError:
             raise httpx.ConnectTimeout("not connected in time") from None
 
-    async def _send_over(self, transport: httpx.AsyncBaseTransport, request: httpx.Request) -> Answer:
+    async def _send_over(self, transport: httpx.AsyncBaseTransport, outgoing: httpx.Request | Outgoing) -> Answer:
         """Send over a transport of httpx, with the same deadline and the same limit for the answer's size."""
+        request = outgoing if isinstance(outgoing, httpx.Request) else outgoing.for_httpx()
         request.headers["Accept-Encoding"] = "identity"  # a compressed answer can be a bomb
         request.extensions["timeout"] = self._timeouts
         response: httpx.Response | None = None
@@ -171,6 +206,9 @@ class Transport:
         finally:
             _is_sending.reset(sending)
         headers = AnswerHeaders(dict(response.headers))
+        echo = None if isinstance(outgoing, httpx.Request) else outgoing.echo
+        if doubt := doubt_of_key(response.status_code, headers, echo, is_first=True):
+            raise ForeignAnswer(doubt)
         return Answer(response.status_code, headers, bytes(body[: self._answer_bytes_max]), whole)
 
     async def _read(self, response: httpx.Response, body: bytearray) -> bool:

@@ -21,6 +21,8 @@ from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
 
 SECOND = timedelta(seconds=1)
+
+pytestmark = pytest.mark.usefixtures("without_rest")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 

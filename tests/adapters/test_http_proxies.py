@@ -15,6 +15,8 @@ from dispatchers.adapters.transport import Transport
 
 SECOND = timedelta(seconds=1)
 
+pytestmark = pytest.mark.usefixtures("without_rest")
+
 
 @pytest.mark.parametrize(
     "answer",

@@ -23,6 +23,8 @@ from outbox.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
 
+pytestmark = pytest.mark.usefixtures("without_rest")
+
 
 def send(server: Server, *, requests: int = 1, **settings: Any) -> list[Answer]:
     """The answers to requests that follow each other."""

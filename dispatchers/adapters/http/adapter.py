@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import httpx
 
+from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.http.outcomes import (
     FOREIGN,
@@ -77,6 +78,7 @@ class HttpAdapter(Adapter):
         call `get` without `await`.
     proxy: the URL of a proxy, http:// or https://. Proxies of the environment are ignored.
     tls: an `ssl.SSLContext`: trusted authorities, or a client certificate.
+    reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
     timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as in `Adapter`. Connecting and TLS get up to a
         third of the timeout each.
@@ -107,6 +109,7 @@ class HttpAdapter(Adapter):
         find: Callable[[Delivery, Any], Any] | None = None,
         proxy: str | None = None,
         tls: ssl.SSLContext | None = None,
+        reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if isinstance(window, timedelta) and key_header is None:
@@ -120,7 +123,7 @@ class HttpAdapter(Adapter):
         self._remember = remember
         self._credentials = credentials_of(headers or {}, [base_url])
         self._transport = Transport(
-            timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, transport=transport
+            timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, reuse=reuse, transport=transport
         )
         self.window = window
         self.timeout = timeout
@@ -170,7 +173,7 @@ class HttpAdapter(Adapter):
             except Malformed as error:
                 return CannotTell(str(error))
             except FOREIGN as error:
-                return CannotTell(f"no answer: {type(error).__name__}")
+                return CannotTell(without_answer(error))
 
         return finding
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
 
 import httpx
 
+from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import NEVER_SENT, Answer
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -61,9 +62,10 @@ JSON: Final = json.JSONDecoder(parse_constant=_no_number)  # `json.loads` with a
 
 def outcome_of_error(error: Exception) -> Outcome:
     """What a send without an answer means: an exception without a row of its own has that of its nearest ancestor."""
-    reason = type(error).__name__
     meaning = next((EXCEPTIONS[cls] for cls in type(error).__mro__ if cls in EXCEPTIONS), "unknown")
-    return Deferred(f"nothing was sent: {reason}") if meaning == "deferred" else Unknown(f"no answer: {reason}")
+    if meaning == "deferred":
+        return Deferred(f"nothing was sent: {type(error).__name__}")
+    return Unknown(without_answer(error))
 
 
 def meaning_of(status: int) -> Meaning:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from dispatchers.adapters.request_writer import Origin, Outgoing, Target
+from dispatchers.adapters.request_writer import Echo, Origin, Outgoing, Target
 from dispatchers.adapters.transport import HEADER_VALUE
 from outbox.errors import ConfigurationError
 from outbox.trace_headers import NAMES
@@ -91,7 +91,8 @@ class Service:
             headers["content-type"] = ("Content-Type", content_type)
         if self.key_header is not None:
             headers[self.key_header.lower()] = (self.key_header, key)
-        return Outgoing(method, target, list(headers.values()), content)
+        echo = None if self.key_header is None else Echo(self.key_header, key)
+        return Outgoing(method, target, list(headers.values()), content, echo=echo)
 
     def reading(self, url: str, *, passed_on: Mapping[str, str]) -> Outgoing:
         """A GET of a URL below base_url, or at one of the origins, with the credentials and without a key.

@@ -27,7 +27,7 @@ import httpx
 import stripe
 
 from dispatchers.adapters.credentials import Credentials
-from dispatchers.adapters.request_writer import Outgoing, Target
+from dispatchers.adapters.request_writer import Echo, Outgoing, Target
 from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, find_effect
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
@@ -40,6 +40,7 @@ from outbox.trace_headers import of_trace
 WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
 TARGETS_REMEMBERED: Final = 256
 OPTIONS: Final = frozenset({"account", "api_version"})
+KEY_HEADER: Final = "Idempotency-Key"
 TELEMETRY: Final = "x-stripe-client-telemetry"  # how long the last request took: not sent
 
 
@@ -55,6 +56,8 @@ class StripeAdapter(Adapter):
     timeout: how long one send may take. Connecting and TLS get up to a third of it each, so that an unreachable Stripe is
         recognised.
     window: how long Stripe certainly remembers a key.
+    reuse: False for a connection of its own for each send. With True, a success counts only if it repeats the request's key, as
+        Stripe's answers do, unless it is the first answer on its connection.
 
     For each `.create` the adapter sets `metadata.outbox_id` to the entry's id, if Stripe takes metadata there and the payload
     does not set it. A status lookup searches Stripe's lists for this id (`lookup.LISTED` names the lists). The headers
@@ -73,6 +76,7 @@ class StripeAdapter(Adapter):
         base_url: str | None = None,
         timeout: timedelta = timedelta(seconds=30),
         window: timedelta = WINDOW,
+        reuse: bool = True,
     ) -> None:
         check_api_key(api_key)
         self.api_version = api_version or stripe.api_version
@@ -88,13 +92,13 @@ class StripeAdapter(Adapter):
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
         self._credentials = Credentials([api_key])
-        self._transport = Transport(timeout=timeout, tls=trusting(stripe.ca_bundle_path))
+        self._transport = Transport(timeout=timeout, tls=trusting(stripe.ca_bundle_path), reuse=reuse)
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=self.api_version,
             base_addresses=_everywhere(base_url),
             max_network_retries=0,
-            http_client=_Client(self._transport),
+            http_client=_Client(self._transport, echoes=base_url is None),
         )
         self._operations: dict[str, _Operation] = {}
 
@@ -298,9 +302,11 @@ class _Client(stripe.HTTPClient):
 
     name = "httpx"
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, echoes: bool) -> None:
+        """echoes: the service repeats the key in each answer. One that has done it once does it always."""
         super().__init__()
         self._transport = transport
+        self._echoes = echoes
 
     async def request_async(
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
@@ -310,12 +316,15 @@ class _Client(stripe.HTTPClient):
             raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
         content = (post_data or "").encode() if isinstance(post_data, str | None) else post_data
         sent = [each for each in headers.items() if each[0].lower() != TELEMETRY] + [*exchange.trace.items()]
-        request = Outgoing(method.upper(), _target(url), sent, content)
+        key = headers.get(KEY_HEADER)  # a lookup has none
+        echo = None if key is None else Echo(KEY_HEADER, key, self._echoes)
+        request = Outgoing(method.upper(), _target(url), sent, content, echo=echo)
         exchange.started = True
         try:
             answer = await self._transport.send(request)
         except httpx.HTTPError as error:
             raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]  # untyped in stripe
+        self._echoes = self._echoes or (key is not None and KEY_HEADER in answer.headers)
         exchange.status, exchange.headers = answer.status, answer.headers
         return answer.body, answer.status, answer.headers
 

@@ -10,6 +10,7 @@ import httpx
 import stripe
 from stripe import oauth_error
 
+from dispatchers.adapters.belonging import ForeignAnswer
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import NEVER_SENT
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -68,7 +69,7 @@ class Failure:
         fields = body.get("error") if isinstance(body, Mapping) else None
         details = fields if isinstance(fields, Mapping) else {}
         return cls(
-            kind=type(error.__cause__ or error).__name__,  # ReadTimeout rather than APIConnectionError
+            kind=_kind(error.__cause__ or error),  # ReadTimeout rather than APIConnectionError
             status=status,
             type=_word(details.get("type")),
             code=_word(details.get("code")),
@@ -230,6 +231,10 @@ def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
     made = {name: details.get(name) for name in ("payment_intent", "setup_intent", "charge")}
     ids = {name: value.get("id") if isinstance(value, Mapping) else value for name, value in made.items()}
     return {name: word for name, value in ids.items() if (word := _word(value))}
+
+
+def _kind(error: BaseException) -> str:
+    return str(error) if isinstance(error, ForeignAnswer) else type(error).__name__
 
 
 def _word(value: object) -> str | None:

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.retry_after import retry_after
@@ -65,6 +66,7 @@ class RestateAdapter(PlacesAdapter):
         `workflow_completion_retention` of the workflows. Both are one day by default.
     headers: sent with each request, such as Authorization. They are never shown.
     tls: an `ssl.SSLContext`. proxy: the URL of a proxy; those of the environment are ignored.
+    reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
     """
 
@@ -80,6 +82,7 @@ class RestateAdapter(PlacesAdapter):
         age_max: timedelta = timedelta(days=3),
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         parts = urlsplit(ingress)
@@ -94,7 +97,7 @@ class RestateAdapter(PlacesAdapter):
                 _path(each, ConfigurationError)
         self._ingress = ingress.rstrip("/")
         self._credentials = credentials_of(self._headers, [ingress])
-        self._transport = Transport(timeout=timeout, tls=tls, proxy=proxy, transport=transport)
+        self._transport = Transport(timeout=timeout, tls=tls, proxy=proxy, reuse=reuse, transport=transport)
         self.window = self._window = window
         self.timeout = timeout
         self.attempts_max = attempts_max
@@ -121,7 +124,7 @@ class RestateAdapter(PlacesAdapter):
         except NEVER_SENT as error:
             return Deferred(f"nothing was sent: {type(error).__name__}")
         except FAILURES as error:
-            return Unknown(f"no answer: {type(error).__name__}")
+            return Unknown(without_answer(error))
         return self._credentials.removed_from(_outcome(answer))
 
     async def find(self, delivery: Delivery) -> Finding:
@@ -133,7 +136,7 @@ class RestateAdapter(PlacesAdapter):
         except Unsendable as problem:
             return CannotTell(str(problem))
         except FAILURES as error:
-            return CannotTell(f"no answer: {type(error).__name__}")
+            return CannotTell(without_answer(error))
         finding = _finding(answer)
         if finding == Absent() and delivery.age > self._window:
             return CannotTell(f"Restate has no such invocation, and may have deleted one after {self._window}")
