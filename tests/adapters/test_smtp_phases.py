@@ -323,3 +323,71 @@ def test_every_exception_of_the_client_has_an_answer_of_its_own(cls: type[Except
 def test_any_other_exception_is_judged_by_the_dot_alone(error: Exception) -> None:
     assert isinstance(outcome_of(error, Exchange()), Deferred)
     assert isinstance(outcome_of(error, Exchange(dot_left=True)), Unknown)
+
+
+# --- replies that no command asked for
+
+EXTRA = ["250 ok", "550 5.1.1 no", "354 continue", "421 idle", "250-half a reply"]
+USUAL = {"greeting": "220 hello", "EHLO": "250 HELP", "MAIL": "250 ok", "RCPT": "250 ok", "DATA": "354 continue"}
+
+
+@pytest.mark.parametrize("extra", EXTRA)
+@pytest.mark.parametrize("point", BEFORE)
+def test_after_an_extra_reply_nothing_is_sent(point: str, extra: str) -> None:
+    """It would be taken for the reply to the next command, and at last for the reply to the final dot."""
+    if (point, extra) == ("greeting", "250-half a reply"):
+        pytest.skip("the reply to EHLO ends it, and the server is in step again")
+    outcome, faulty = outcome_at(point, f"{USUAL[point]}\r\n{extra}")
+
+    assert isinstance(outcome, Deferred)
+    assert faulty.messages == []
+
+
+@pytest.mark.parametrize("extra", EXTRA)
+def test_a_reply_while_the_text_is_sent_keeps_back_the_dot(extra: str) -> None:
+    faulty = Faulty(at={"message": extra})
+
+    outcome = against(faulty, lambda adapter: send(adapter, HUGE), timeout=timedelta(seconds=30))
+
+    assert isinstance(outcome, Deferred)
+    assert faulty.messages == []
+
+
+@pytest.mark.parametrize("extra", EXTRA)
+@pytest.mark.parametrize("first", ["250 ok", "550 no"])
+def test_two_replies_to_the_dot_prove_nothing(first: str, extra: str) -> None:
+    outcome, faulty = outcome_at("dot", f"{first}\r\n{extra}")
+
+    assert isinstance(outcome, Unknown)
+    assert len(faulty.messages) == 1
+
+
+@pytest.mark.parametrize("extra", EXTRA)
+def test_an_extra_reply_to_rset_ends_the_connection(extra: str) -> None:
+    faulty = Faulty(at={"RSET": f"250 ok\r\n{extra}"})
+
+    async def twice(adapter: SmtpAdapter) -> list[Outcome]:
+        return [await send(adapter), await send(adapter)]
+
+    assert [type(each) for each in against(faulty, twice)] == [Delivered, Delivered]
+    assert faulty.connections == 2
+
+
+def test_a_reply_to_an_idle_connection_ends_it() -> None:
+    async def scenario(adapter: SmtpAdapter) -> list[Outcome]:
+        first = await send(adapter)
+        writers[0].write(b"250 ok\r\n")
+        await writers[0].drain()
+        return [first, await send(adapter)]
+
+    writers: list[asyncio.StreamWriter] = []
+
+    class Remembering(Faulty):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            await super().serve(reader, writer)
+
+    faulty = Remembering()
+
+    assert [type(each) for each in against(faulty, scenario)] == [Delivered, Delivered]
+    assert faulty.connections == 2

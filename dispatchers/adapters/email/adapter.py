@@ -32,6 +32,7 @@ from dispatchers.adapters.email.message import (
     parse_address,
 )
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
+from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
 from dispatchers.threads import as_async
@@ -239,7 +240,7 @@ class _Connections:
             if asyncio.get_running_loop().time() - connection.idle_since < IDLE_SECONDS_MAX:
                 await connection.reset()
                 works = True
-        except (aiosmtplib.SMTPException, OSError):
+        except (aiosmtplib.SMTPException, OSError, OutOfStep):
             pass
         finally:
             if not works:

@@ -6,13 +6,16 @@ sent. This module writes the dot separately, after everything before it was sent
 
 import asyncio
 import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias, cast
 
 import aiosmtplib
 
 from dispatchers.adapters.email.message import Message
 from dispatchers.adapters.email.outcomes import Exchange, is_permanent
+from dispatchers.adapters.email.replies import Replies
 
 Tls: TypeAlias = Literal["starttls", "tls", "none"]
 START_INPUT = 354  # RFC 5321, 4.2.3
@@ -39,12 +42,8 @@ class _Client(aiosmtplib.SMTP):
 class Connection:
     """An open connection, encrypted and logged in according to `server`. After a close or an error, create another one."""
 
-    def __init__(self, client: aiosmtplib.SMTP) -> None:
-        transport, protocol = client.transport, client.protocol
-        if transport is None or protocol is None:
-            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
-        transport = cast(asyncio.WriteTransport, transport)
+    def __init__(self, client: aiosmtplib.SMTP, replies: Replies) -> None:
+        transport, protocol = _opened(client)
         # With this limit, `drain` waits until all bytes are sent. With 0, asyncio's TLS transport would pause permanently.
         transport.set_write_buffer_limits(high=1)
         self.idle_since = 0.0
@@ -52,6 +51,7 @@ class Connection:
         self._transport = transport
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
+        self._replies = replies
         self._writer = asyncio.StreamWriter(transport, protocol, None, self._loop)
 
     @classmethod
@@ -69,17 +69,21 @@ class Connection:
         try:
             exchange.phase = "connect"
             await client.connect()
+            replies = Replies(*_opened(client))
             exchange.phase = "EHLO"
-            await client.ehlo()
+            await _asked(replies, client.ehlo)
             if server.tls == "starttls":
                 exchange.phase = "STARTTLS"
-                await client.starttls()
+                replies.will_ask()
+                await client.starttls()  # it drops what came before the encryption
+                replies = Replies(*_opened(client))
                 exchange.phase = "EHLO"
-                await client.ehlo()
+                await _asked(replies, client.ehlo)
             if server.username is not None and server.password is not None:
                 exchange.phase = "AUTH"
-                await client.login(server.username, server.password)
-            return cls(client)
+                replies.will_ask()
+                replies.has_answered(await client.login(server.username, server.password), is_login=True)
+            return cls(client, replies)
         except BaseException:
             _abort(client.transport)
             raise
@@ -90,17 +94,18 @@ class Connection:
 
     async def reset(self) -> None:
         """Let the server discard the last transaction. Raises what the client raises if the connection is closed."""
-        await self._client.rset()
+        await _asked(self._replies, self._client.rset)
 
     async def offer(self, message: Message, exchange: Exchange) -> None:
         """Write the message without the final dot. Raises what the client raises, also for a refusal; then no mail was sent."""
         exchange.phase, exchange.recipients = "MAIL", len(message.recipients)
         encoding = "utf-8" if message.international else "ascii"
-        await self._client.mail(message.sender, options=self._mail_options(message), encoding=encoding)
+        options = self._mail_options(message)
+        await _asked(self._replies, partial(self._client.mail, message.sender, options=options, encoding=encoding))
         exchange.phase = "RCPT"
         for recipient in message.recipients:
             try:
-                await self._client.rcpt(recipient, encoding=encoding)
+                await _asked(self._replies, partial(self._client.rcpt, recipient, encoding=encoding))
             except aiosmtplib.SMTPRecipientRefused as refusal:
                 if not is_permanent(refusal.code):
                     raise  # no recipient gets the mail now; the retry reaches all of them
@@ -108,16 +113,13 @@ class Connection:
         if len(exchange.refused) == len(message.recipients):
             raise aiosmtplib.SMTPRecipientsRefused(exchange.refused)
         exchange.phase = "DATA"
-        reply = await self._client.execute_command(b"DATA")
+        reply = await _asked(self._replies, partial(self._client.execute_command, b"DATA"))
         if reply.code != START_INPUT:
             raise aiosmtplib.SMTPDataError(reply.code, reply.message)
         exchange.phase = "message"
         self._writer.write(message.stuffed)
         await self._writer.drain()
-        for _ in range(
-            2
-        ):  # one iteration of the loop polls the socket, and one reacts: on a closed connection, no dot is written
-            await asyncio.sleep(0)
+        await _polled()
 
     async def end(self, exchange: Exchange, latest: float) -> aiosmtplib.SMTPResponse:
         """Write the final dot, unless the loop's clock has reached `latest`, and return the server's reply."""
@@ -125,10 +127,13 @@ class Connection:
             raise TimeoutError
         if not self.is_open:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+        self._replies.will_ask()
         exchange.dot_left = True
         self._writer.write(b".\r\n")
         exchange.phase = "end of message"
-        return await self._protocol.read_response()
+        reply = await self._protocol.read_response()
+        self._replies.has_answered(reply)
+        return reply
 
     async def quit(self) -> None:
         """Send QUIT. Raises what the client raises if the connection is closed. Call `abort` in each case."""
@@ -149,6 +154,33 @@ class Connection:
                 raise aiosmtplib.SMTPNotSupported("SMTPUTF8")
             options += ["SMTPUTF8", "BODY=8BITMIME"]
         return options
+
+
+async def _polled() -> None:
+    """Let the event loop report a close of the connection, or a reply that no command asked for."""
+    for _ in range(2):  # one iteration polls the socket, and one reacts
+        await asyncio.sleep(0)
+
+
+def _opened(client: aiosmtplib.SMTP) -> tuple[asyncio.WriteTransport, aiosmtplib.protocol.SMTPProtocol]:
+    if client.transport is None or client.protocol is None:
+        raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+    # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
+    return cast(asyncio.WriteTransport, client.transport), client.protocol
+
+
+async def _asked(
+    replies: Replies, command: Callable[[], Awaitable[aiosmtplib.SMTPResponse]]
+) -> aiosmtplib.SMTPResponse:
+    """Send one command, and return its reply. Raises `OutOfStep` in place of a reply that may belong to another command."""
+    replies.will_ask()
+    try:
+        reply = await command()
+    except aiosmtplib.SMTPResponseException as refusal:
+        replies.has_answered(aiosmtplib.SMTPResponse(refusal.code, refusal.message))
+        raise
+    replies.has_answered(reply)
+    return reply
 
 
 def _abort(transport: asyncio.BaseTransport | None) -> None:
