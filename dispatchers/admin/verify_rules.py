@@ -233,10 +233,14 @@ def _last_verdict(tables: Tables) -> Any:
 
 @_rule("cancelled", "only an entry that was certainly never sent is cancelled")
 def _cancelled(tables: Tables) -> Iterator[Query]:
-    settlement, absent = tables.settlement, _proved_absent(tables, tables.settlement.c.id)
+    settlement, event = tables.settlement, tables.event
     cancelled = settlement.c.state == "cancelled"
     text = _text("is cancelled, but has ", settlement.c.attempts, " attempts, and no lookup has proved absence")
-    yield select(settlement.c.id, text).where(cancelled, settlement.c.attempts > 0, ~absent)
+    # A dispatcher that carries out an operator's decision may crash. Its lease counts as an attempt, but it sent nothing.
+    decision = event.c.kind == "decision", event.c.reason == settlement.c.reason
+    decided = exists().where(event.c.entry_id == settlement.c.id, *decision)
+    absent = _proved_absent(tables, settlement.c.id)
+    yield select(settlement.c.id, text).where(cancelled, settlement.c.attempts > 0, ~absent, ~decided)
     text = _text("is cancelled, but has the answer of a service as its result")
     yield select(settlement.c.id, text).where(cancelled, settlement.c.result.is_not(None))
 

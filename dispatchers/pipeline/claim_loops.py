@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
@@ -24,6 +24,7 @@ from dispatchers.pipeline.flow_monitor import BUSY_SECONDS
 from dispatchers.pipeline.levels import read_levels
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.parts import Parts
+from dispatchers.pipeline.progress import Progress
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, callbacks_max, entries_max
 from dispatchers.pipeline.sender import Sender
@@ -42,23 +43,12 @@ log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at the same time
 SWEEP_SECONDS = 1.0  # a sweep finds entries that became due before the cursors
+STALE_SECONDS = 15.0  # this process was suspended: what the last sweep has read, such as pauses, counts no more
 IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: there are no cursors then, and hints announce new entries
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
 PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
-
-
-class Progress(NamedTuple):
-    """The result of an exchange. asked: whether it had quotas. claimed: with the entries that were passed over.
-
-    has_more: whether more entries of these destinations may be due.
-    """
-
-    asked: bool = False
-    claimed: int = 0
-    settled: int = 0
-    has_more: bool = False
 
 
 class ClaimLoops:
@@ -211,6 +201,8 @@ class ClaimLoops:
     async def _drain_what_is_due(self) -> int:
         settled = 0
         while True:
+            if self._is_stale:
+                await self.sweep()
             settled += await self._settle_postponed()
             progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
             settled += progress.settled
@@ -374,9 +366,15 @@ class ClaimLoops:
         seconds = IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS
         return self._clock() - self._swept_at >= (2 * seconds if self._scheduler.is_hinted else seconds)
 
+    @property
+    def _is_stale(self) -> bool:
+        return self._surveyed is None or self._clock() - self._surveyed > STALE_SECONDS
+
     async def sweep(self) -> None:
         """Check the database's identity, new destinations, entries due before the cursors, and flow control."""
         began = self._swept_at = self._clock()
+        if self._is_stale:
+            self._surveyed = None  # the other loop claims nothing before a sweep has ended
         self._has_claimed = False
         await self._guard.refresh()
         if self._surveyed is None:

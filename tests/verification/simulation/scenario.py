@@ -20,6 +20,7 @@ from simulation.invariants import Invariants
 from simulation.operators import People
 from simulation.services import FREEZES, BatchingAdapter, Service, SimulatedAdapter
 from simulation.trace import LEASE, MARGIN, Declared, InvariantViolated
+from simulation.verified import violations
 from simulation.world import Process, World
 
 FAULTS_SECONDS = 40.0
@@ -92,6 +93,8 @@ class Scenario:
     def _check(self) -> None:
         self.invariants.check_all(CALLED_BACK)
         self._check_processes()
+        if found := violations(self.database.store):
+            raise InvariantViolated(f"outbox verify: {found[0]}")
 
     def _check_processes(self) -> None:
         problems = self.defects + [problem for process in self.world.processes for problem in _deaths(process)]
