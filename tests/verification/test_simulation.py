@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from simulation.app import OUTBOX
+from simulation.crowd import Crowd
 from simulation.database import START, Database, RemoteStore
 from simulation.invariants import Invariants
 from simulation.mutations import GUARDS, first_broken
@@ -120,7 +121,7 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
 
 def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> None:
     world = World(1)
-    database = Database(world, Invariants(world, START))
+    database = Database(world, Invariants(world, START), Crowd(0))
     process = Process(world, "idle")
     asked = 0
 

@@ -17,6 +17,7 @@ from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Lease, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER
+from simulation.crowd import Crowd
 from simulation.invariants import Invariants
 from simulation.reference import ReferenceStore
 from simulation.reference_history import backup, check_identity, restore
@@ -31,10 +32,13 @@ class Database:
     """The server: its store, its clock, its locks.
 
     chaos: the chance that one of two messages of a request is lost. down_until: it refuses everybody until then.
+    crowd: says when it stands still.
     """
 
-    def __init__(self, world: World, invariants: Invariants) -> None:
+    def __init__(self, world: World, invariants: Invariants, crowd: Crowd) -> None:
         self.world = world
+        self._crowd = crowd
+        self._still_until = 0.0
         self.invariants = invariants
         self.store = ReferenceStore(self.now)
         self.down_until = 0.0
@@ -51,7 +55,9 @@ class Database:
 
     def receive(self, needs: set[UUID], work: Callable[[], Any], reply: Callable[[Any], None]) -> None:
         """Do `work` once no other transaction has changed the rows that it `needs`, as a statement waits for row locks."""
-        if self.world.now < self.down_until:
+        if self.world.now < self._still_until:
+            self.world.at(self._still_until - self.world.now, self.receive, needs, work, reply)
+        elif self.world.now < self.down_until:
             reply(away())
         elif needs & self.store.locked:
             self._waiting.append((needs, lambda: self.receive(needs, work, reply)))
@@ -116,6 +122,8 @@ class Database:
                 self.invariants.settling_without_callback(entry, change)
             if self.settle(entry, change, request.cutoff if request else NEVER):
                 settled.add(entry.lease)
+        for entry, _ in settlements:
+            self.invariants.groups.require_not_stuck(entry.ordering_key)
         if request is None:
             return Exchange(settled, postponed=frozenset(postponed))
         if request.flow_update is not None:
@@ -125,6 +133,8 @@ class Database:
         else:
             taken, flow_states = self.store.claim(request), None
         self.invariants.claimed(taken.claimed, request.lease, process)
+        if taken.claimed and self.world.faulty:
+            self._still_until = self.world.now + self._crowd.stall()
         return Exchange(settled, taken.claimed, taken.passed_over, flow_states, frozenset(postponed))
 
     def is_changed(self, callbacks: frozenset[str]) -> bool:

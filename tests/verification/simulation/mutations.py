@@ -16,8 +16,11 @@ from dispatchers.delivery import Deferred, Outcome
 from dispatchers.pipeline import sender, triage
 from dispatchers.pipeline.attempts import Attempts
 from dispatchers.pipeline.batch import Batch
+from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_loops import ClaimLoops
+from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.triage import Triage
+from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
 from simulation import scenario
 from simulation.database import AppSession, Database, RemoteStore, Transaction
@@ -148,6 +151,22 @@ def cancelled_despite_a_lease(store: ReferenceStore, row: Row) -> bool:
     return not row.maybe_sent
 
 
+def callbacks_reserved_for_the_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each quota takes as much of the total as it asks for; who finds nothing left has had its turn."""
+
+    def free(original: Any, pace: CallbackPace, destination: str) -> int:
+        return min(original(pace, destination), pace.free_in_all)
+
+    def quota(
+        original: Any, scheduler: Scheduler, name: str, permits: int, now: float, reserved: int, called: Any
+    ) -> Any:
+        return original(scheduler, name, permits, now, reserved, called if called is None else permits)
+
+    around(CallbackPace, "free", free)(monkeypatch)
+    around(Scheduler, "_quota", quota)(monkeypatch)
+    without(Turns, "hold", lambda turns, name: None)(monkeypatch)
+
+
 GUARDED_TWICE = {
     # The deadline of the send, too, keeps an answer out that comes so late; the tables of `test_decide` find this one.
     "a conclusive rejection clears doubt past the window",
@@ -182,6 +201,7 @@ GUARDS: dict[str, Patch] = {
     "send again does not wait for earlier senders": around(rules, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
+    "an idle destination keeps what all with callbacks share": callbacks_reserved_for_the_idle,
     **LOOKUP_GUARDS,
     **ORDERING_MUTANTS,
     **FLOW_CONTROL_MUTANTS,

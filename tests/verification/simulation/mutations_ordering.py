@@ -1,15 +1,19 @@
 """The guards of groups, each removed by itself."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from dispatchers import decide, decide_lookup
 from dispatchers.time_limits import Memory
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, Settle, Transition
 from simulation import reference
 from simulation import reference_operators as reference_people
 from simulation import reference_ordering as reference_ordering
+from simulation.database import Database
 from simulation.mutants import Patch, around, without
 from simulation.reference import ReferenceStore
 
@@ -51,7 +55,19 @@ def leaving_before_a_locked_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     around(reference_ordering, "advance", advanced)(monkeypatch)
 
 
+def keyed_by_entry(original: Any, database: Database, settlements: Sequence[Ending], *rest: Any) -> Any:
+    """Of two claims of one entry in one batch one is lost, so neither counts as settled, and the group stays as it is."""
+    counts = Counter(entry.id for entry, _ in settlements)
+
+    def leave(tables: Any, settled: Any, *more: Any) -> None:
+        reference_ordering.leave(tables, [ending for ending in settled if counts[ending[0].id] < 2], *more)
+
+    with patch.object(reference, "leave", leave):
+        return original(database, settlements, *rest)
+
+
 ORDERING_MUTANTS: dict[str, Patch] = {
+    "two claims of one entry in a batch are taken for one": around(Database, "exchange", keyed_by_entry),
     "who is followed by a locked one leaves all the same": leaving_before_a_locked_entry,
     "the order within a group is not checked": without(reference, "sort_out", lambda tables, claimed: []),
     "a failed entry does not block its group": without(reference_ordering, "_blocks", blocking_only(MarkUncertain)),

@@ -15,6 +15,7 @@ from dispatchers.process.dispatcher import Simulation
 from dispatchers.time_limits import FOREVER
 from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
+from simulation.crowd import Crowd
 from simulation.database import START, Database, RemoteStore
 from simulation.invariants import Invariants
 from simulation.operators import People
@@ -39,8 +40,10 @@ class Scenario:
         self.world = World(seed)
         self.rng = self.world.rng
         self.invariants = Invariants(self.world, START)
-        self.database = Database(self.world, self.invariants)
+        self.crowd = Crowd(seed)
+        self.database = Database(self.world, self.invariants, self.crowd)
         groups = self.rng.choice([0.0, 0.0, 0.7, 1.0])
+        groups = 1.0 if self.crowd.is_ordered else groups
         self.services = self._services(shows=self.rng.random() < (0.7 if groups else 0.4))
         self.people = People(self.world, self.invariants, self.database)
         self.app = App(self.world, self.invariants, self.database, self.people, groups)
@@ -52,6 +55,7 @@ class Scenario:
         sends_in_batches = (
             Random(f"batches {seed}").random() < 0.4
         )  # of its own, so that the other draws stay as they are
+        self._idle = [Service(self.world, self.invariants, declared, 1.0) for declared in self.crowd.declared()]
         self._adapter = BatchingAdapter if sends_in_batches else SimulatedAdapter
         self._quiet_since: float | None = None
 
@@ -167,7 +171,7 @@ class Scenario:
         pinned = self._pinned(number)
         dispatcher = Dispatcher(
             outbox=OUTBOX,
-            include=[self.app.callbacks(self._called_back(number))],
+            include=[self.app.callbacks([*self._called_back(number), *self.crowd.idle])],
             adapters={
                 service.declared.name: self._adapter(service, self.app.keys, self.app.poison, pinned=pinned)
                 for service in self._serves(number)
@@ -177,6 +181,7 @@ class Scenario:
             margin=MARGIN,
             poll=timedelta(seconds=2),
             grace=timedelta(seconds=3),
+            **self.crowd.settings,
             simulation=Simulation(store=store, clock=process.time, rng=Random(self.rng.getrandbits(64))),
         )
         process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
@@ -212,7 +217,7 @@ class Scenario:
 
     def _serves(self, number: int) -> list[Service]:
         """In some runs the second process is of a deploy without some of the adapters."""
-        return self.services[:-2] if self.is_mixed and number == 1 else self.services
+        return self._idle + (self.services[:-2] if self.is_mixed and number == 1 else self.services)
 
     def _pinned(self, number: int) -> str:
         """In some runs the second process is of a deploy that sends in another form."""
