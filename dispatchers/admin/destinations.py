@@ -1,14 +1,16 @@
 """Each destination's backlog, throttling, and the operator decisions about it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import CTE, Connection, Row, ScalarSelect, Select, func, select
 
 from dispatchers.admin.counts import COUNTED_MAX, EXACT_ZERO, Count, planned_rows
+from dispatchers.admin.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
+from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.queries import destination_names, is_claimable, of_each_destination, read_lags
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
@@ -30,6 +32,7 @@ class DestinationState:
     permits_max: the limit of concurrent sends of all dispatchers together.
     permits_taken: how many of these permits are in use.
     decided_by, decided_at: who paused or resumed it last, and when.
+    waits_because: why the due entries are not claimed, if that is known, and if it is not paused or throttled.
     """
 
     name: str
@@ -48,6 +51,7 @@ class DestinationState:
     permits_taken: int
     decided_by: str | None
     decided_at: datetime | None
+    waits_because: str | None
 
 
 SHOWN_MAX = 200
@@ -91,6 +95,19 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
             paused=_is_paused(rows, name),
         )
         for name in sorted({*counts, *rows})
+    ]
+    dispatchers = read_dispatchers(connection, tables, now)
+    suspended = connection.execute(select(tables.meta.c.suspended_reason)).scalar()
+    states = [
+        replace(
+            state,
+            waits_because=why_waiting(
+                state.name, rows.get(state.name), now, dispatchers, suspended, permits_taken=state.permits_taken
+            ),
+        )
+        if state.due and not _is_throttled(state)
+        else state
+        for state in states
     ]
     return DestinationStates(at=now, destinations=states)
 
@@ -167,5 +184,6 @@ def _state(
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
         paused=paused,
         permits_taken=sum(each.permits for each in taken),
+        waits_because=None,
         **shared,
     )

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatchers.admin import doctor_mariadb
 from dispatchers.admin import doctor_rules as rules
+from dispatchers.admin.destinations import read_destinations
 from dispatchers.admin.dispatchers import is_served, live
 from dispatchers.admin.doctor_rules import Finding
 from dispatchers.admin.overview import read_unregistered, read_unserved
@@ -202,6 +203,10 @@ def _running(connection: Connection, context: Context) -> Iterable[Finding]:
     yield from rules.running(_dispatchers(connection, context), max(lags.values(), default=timedelta(0)))
 
 
+def _waiting(connection: Connection, context: Context) -> Iterable[Finding]:
+    yield from rules.waiting(read_destinations(connection, context.tables).destinations)
+
+
 def _alike(connection: Connection, context: Context) -> Iterable[Finding]:
     yield from rules.alike(_dispatchers(connection, context))
 
@@ -318,6 +323,7 @@ CHECKS: Mapping[str, Check] = {
     "key ids": _key_ids,
     "suspended": _suspended,
     "running": _running,
+    "waiting": _waiting,
     "alike": _alike,
     "settings": _settings,
     "registered": _registered,

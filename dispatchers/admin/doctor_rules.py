@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from dispatchers.admin.destinations import DestinationState
 from dispatchers.admin.dispatchers import differences, live, readable
 from dispatchers.admin.overview import Unregistered, Unserved
 from dispatchers.admin.table_health import Holder, TableHealth
+from dispatchers.admin.waiting_reasons import NO_DISPATCHER, SUSPENDED, UNSERVED
 from dispatchers.names import prefixes
 from dispatchers.store.callback_registry import CallbackOnRecord
 from dispatchers.store.heartbeats import DispatcherSeen
@@ -15,6 +17,7 @@ from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.body_partitions import Layout
 
 UNCLAIMED = timedelta(minutes=1)
+NAMED_MAX = 5  # names in one finding
 HORIZON_HELD = timedelta(minutes=5)
 CLOCKS_APART = timedelta(seconds=5)  # the default margin
 DEAD_ROWS_MAX = 100_000
@@ -51,16 +54,39 @@ def running(dispatchers: Sequence[DispatcherSeen], waited: timedelta) -> Iterato
             meaning="nothing is sent, unless a process without heartbeats does it: run_once(), or an older release",
             remedy="start `outbox run`, and see in its log why it stopped",
         )
-    for each in dispatchers:
-        if not each.is_live:
-            yield Finding(
-                check="running",
-                severity="warning",
-                text=f"dispatcher {each.name} has not reported since {each.seen_at:%Y-%m-%d %H:%M:%SZ}",
-                meaning="it was killed, hangs or does not reach the database; what it was sending is in doubt when its leases"
-                " expire",
-                remedy="see its log and its supervisor; the row disappears an hour after the last report",
-            )
+    dead = sorted((each for each in dispatchers if not each.is_live), key=lambda each: each.seen_at, reverse=True)
+    if dead:
+        named = [f"{each.name} since {each.seen_at:%Y-%m-%d %H:%M:%SZ}" for each in dead[:NAMED_MAX]]
+        more = f" and {len(dead) - NAMED_MAX} more" if len(dead) > NAMED_MAX else ""
+        yield Finding(
+            check="running",
+            severity="warning",
+            text=f"dispatchers that do not report any more: {len(dead)} ({', '.join(named)}{more})",
+            meaning="they were killed, hang or do not reach the database; what they were sending is in doubt when their leases"
+            " expire",
+            remedy="see their logs and their supervisor; a row disappears an hour after its last report",
+        )
+
+
+def waiting(destinations: Sequence[DestinationState]) -> Iterator[Finding]:
+    """Entries that wait for a budget, a rate or permits. What else may stop them is the finding of other checks."""
+    late: dict[str, list[DestinationState]] = {}
+    for each in destinations:
+        waits = timedelta(seconds=each.oldest_due_seconds or 0)
+        why = each.waits_because or ""
+        if why and waits > UNCLAIMED and not why.startswith((NO_DISPATCHER, UNSERVED, SUSPENDED)):
+            late.setdefault(why, []).append(each)
+    for why, states in late.items():
+        longest = _seconds(max(each.oldest_due_seconds or 0 for each in states))
+        names = ", ".join(each.name for each in states[:NAMED_MAX])
+        more = f" and {len(states) - NAMED_MAX} more" if len(states) > NAMED_MAX else ""
+        yield Finding(
+            check="waiting",
+            severity="warning",
+            text=f"entries have been due for up to {longest}: {why}; destinations: {names}{more}",
+            meaning="entries come faster than they are sent",
+            remedy="raise the setting that is named, make the callbacks or the service faster, or start more dispatchers",
+        )
 
 
 def alike(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:

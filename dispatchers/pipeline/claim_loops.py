@@ -114,6 +114,7 @@ class ClaimLoops:
             clock=clock,
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
+        self.used_up = lambda: self._scheduler.used_up
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown

@@ -86,13 +86,22 @@ class Heartbeats:
     """Writes this process's heartbeat, and deletes it at a clean stop.
 
     in_flight: returns the number of sends in flight. tally: what it has sent since its last heartbeat.
+    used_up: returns the settings whose budgets are used up, and the destinations that wait for that.
     """
 
     def __init__(
-        self, store: Store, id: UUID, declared: dict[str, Any], in_flight: Callable[[], int], tally: Tally
+        self,
+        store: Store,
+        id: UUID,
+        declared: dict[str, Any],
+        in_flight: Callable[[], int],
+        tally: Tally,
+        *,
+        used_up: Callable[[], Mapping[str, list[str]]],
     ) -> None:
         self._store = store
-        self._declared = json.dumps(declared, sort_keys=True)
+        self._declared = declared
+        self._used_up = used_up
         self._in_flight = in_flight
         self._tally = tally
         self._id = id
@@ -126,13 +135,14 @@ class Heartbeats:
         return heartbeats.seen(asdict(self._heartbeat()) | times, EPOCH)
 
     def _heartbeat(self) -> Heartbeat:
+        used_up = self._used_up()
         return Heartbeat(
             id=self._id,
             host=socket.gethostname()[:255],
             pid=os.getpid(),
             version=_version(),
             in_flight=self._in_flight(),
-            declared=self._declared,
+            declared=json.dumps(self._declared | ({"used_up": used_up} if used_up else {}), sort_keys=True),
         )
 
     async def beat(self) -> None:

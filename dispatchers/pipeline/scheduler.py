@@ -113,6 +113,22 @@ class Scheduler:
         return self._own_permits.get(name) or self._own_permits.get(service_of(name), self._permits)
 
     @property
+    def used_up(self) -> dict[str, list[str]]:
+        """The settings whose budgets are used up now, and which destinations wait for them. All wait for `in_flight_max`: none is
+        named.
+        """
+        waiting = {
+            "callbacks_at_once": [
+                name for name in self._taken if self._pace.applies_to(name) and not self._pace.free(name)
+            ],
+            "concurrency": [name for name, taken in self._taken.items() if taken >= self.permits_of(name)],
+        }
+        if not self._pace.free_in_all:
+            waiting["callbacks_at_once"] = [*self._turns.held]
+        found = {setting: sorted(names)[:DESTINATIONS_MAX] for setting, names in waiting.items() if names}
+        return found | ({"in_flight_max": []} if self._taken_in_all >= self._permits_in_all else {})
+
+    @property
     def unserved(self) -> list[str] | None:
         """The operations that claims must pass over; None if no unserved entry was met. See `ClaimRequest.unserved`."""
         return list(self._unserved) if self._read_at else None

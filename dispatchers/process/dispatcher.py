@@ -164,7 +164,8 @@ class Dispatcher:
             parts=self._parts(),
         )
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
-        self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight, self._activity.tally)
+        loops, tally = self._loops, self._activity.tally
+        self.heartbeats = Heartbeats(self.store, uuid4(), shown, loops.in_flight, tally, used_up=loops.used_up)
         self._completion = CompletionWorker(
             self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
         )

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -21,7 +21,7 @@ KEPT_FOR = timedelta(hours=1)  # the row of a crashed process
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The report of a process about itself. declared: its settings and operations, as JSON."""
+    """The report of a process about itself. declared: its settings and operations, as JSON, with what is used up."""
 
     id: UUID
     host: str
@@ -39,6 +39,7 @@ class DispatcherSeen:
     settings_digest: equal for processes with equal settings. operations: the operations, or prefixes, that it serves.
     is_readable: whether this release can read its settings. Another release may write them otherwise; `operations` and `settings`
         are then empty.
+    used_up: the settings whose budgets were used up, each with the destinations that waited for that; none means all.
     """
 
     host: str
@@ -52,6 +53,7 @@ class DispatcherSeen:
     operations: list[str]
     settings: Mapping[str, Any]
     is_readable: bool = True
+    used_up: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -61,10 +63,10 @@ class DispatcherSeen:
 def beat(connection: Connection, tables: Tables, heartbeat: Heartbeat) -> None:
     """Write the heartbeat. Maintenance may have deleted the row of a process that was stopped for long: insert it again."""
     dispatcher = tables.dispatcher
-    seen = {"seen_at": clock(), "in_flight": heartbeat.in_flight}
+    seen = {"seen_at": clock(), "in_flight": heartbeat.in_flight, "declared": heartbeat.declared}
     if connection.execute(update(dispatcher).where(dispatcher.c.id == heartbeat.id).values(seen)).rowcount:
         return
-    fields = {name: getattr(heartbeat, name) for name in ("id", "host", "pid", "version", "declared")}
+    fields = {name: getattr(heartbeat, name) for name in ("id", "host", "pid", "version")}
     connection.execute(insert(dispatcher).values(**fields, **seen, since=clock()))
 
 
@@ -95,13 +97,16 @@ def read_dispatchers(connection: Connection, tables: Tables, now: datetime) -> l
 def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
     """The dispatcher of a heartbeat row, at the time `now`."""
     settings = _declared(row["declared"])
+    used_up = settings.pop("used_up", {}) if settings else {}
+    alike = json.dumps(settings, sort_keys=True) if settings else row["declared"]
     return DispatcherSeen(
         **{name: row[name] for name in ("host", "pid", "version", "since", "seen_at", "in_flight")},
         is_live=abs(now - row["seen_at"]) <= LIVE_FOR,  # not in the future either: the clock may have been set back
-        settings_digest=hashlib.sha256(row["declared"].encode()).hexdigest()[:8],
+        settings_digest=hashlib.sha256(alike.encode()).hexdigest()[:8],
         operations=sorted(settings["operations"]) if settings else [],
         settings=settings or {},
         is_readable=settings is not None,
+        used_up=used_up,
     )
 
 
@@ -121,6 +126,7 @@ def _declared(text: str) -> dict[str, Any] | None:
             and all(each["window"] in (None, "forever") or _is_number(each["window"]) for each in operations)
             and all(isinstance(name, str) for name in declared["callbacks"])
             and (most is None or _is_number(most))
+            and all(isinstance(name, str) for names in declared.get("used_up", {}).values() for name in names)
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None

@@ -75,6 +75,11 @@ def with_a_dead_one(database: Database, ob: outbox.Outbox) -> None:
     beat(crm(database, ob))
 
 
+def with_seven_dead_ones(database: Database, ob: outbox.Outbox) -> None:
+    beat(*(crm(database, ob) for _ in range(6)))
+    with_a_dead_one(database, ob)
+
+
 def _earlier(database: Database, by: timedelta) -> datetime:
     at: datetime = database.rows(TABLES.dispatcher)[0].seen_at
     return at - by
@@ -153,7 +158,8 @@ BROKEN: list[tuple[Callable[..., Any], str, str, str]] = [
     (without_an_old_secret, "key ids", "error", "under kid 'k1', which is not in the key ring"),
     (suspended, "suspended", "error", "sending is suspended: this is a copy"),
     (unclaimed, "running", "error", "entries have been due for 0:02:0"),
-    (with_a_dead_one, "running", "warning", "dispatcher dead:"),
+    (with_a_dead_one, "running", "warning", "dispatchers that do not report any more: 1 (dead:"),
+    (with_seven_dead_ones, "running", "warning", "dispatchers that do not report any more: 7 ("),
     (with_another_lease, "alike", "warning", "differ in lease: 60.0 ("),
     (with_an_unknown_operation, "served", "error", "2 entries of mail.send wait: no live dispatcher has registered"),
     (
@@ -254,7 +260,7 @@ def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: out
             "error: suspended: sending is suspended: this is a copy",
             "  means: no dispatcher of this database sends",
             "  do: follow docs/restore.md, then `outbox resume --after-restore`",
-            "19 checks, 1 finding",
+            "20 checks, 1 finding",
         ],
     )
 

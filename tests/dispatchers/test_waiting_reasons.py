@@ -1,0 +1,155 @@
+"""Why due entries of a destination are not claimed, as `outbox destinations`, the dashboard and `outbox doctor` say it."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.callbacks import Gate
+from support.cli_runner import succeeded
+from support.dashboard import Browser, dashboard
+from support.database import TABLES, Database
+from support.doctor import examined
+from support.entries import age, dispatcher, put, until_true
+
+import outbox
+from dispatchers import Delivered, Limits, Operations
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.destinations import read_destinations
+from dispatchers.admin.waiting_reasons import why_waiting
+from dispatchers.store.heartbeats import DispatcherSeen
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SOON = NOW + timedelta(seconds=3)
+
+
+def seen(
+    name: str = "web-1", *, operations: tuple[str, ...] = ("crm.do",), is_live: bool = True, **used_up: Any
+) -> DispatcherSeen:
+    return DispatcherSeen(
+        host=name,
+        pid=7,
+        version="1",
+        since=NOW,
+        seen_at=NOW,
+        is_live=is_live,
+        in_flight=0,
+        settings_digest="",
+        operations=list(operations),
+        settings={"callbacks_at_once": 4, "in_flight_max": 1000},
+        used_up=used_up,
+    )
+
+
+def row(**columns: Any) -> Any:
+    return SimpleNamespace(**{"permits_max": None, "rate_at": None, "rate_per_second": None} | columns)
+
+
+CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
+    ([seen()], None, None, None),
+    ([seen()], row(), None, None),
+    ([seen()], None, "a restore", "sending is suspended: a restore"),
+    ([], None, None, "no dispatcher is live"),
+    ([seen(is_live=False)], None, None, "no dispatcher is live"),
+    ([seen(operations=("mail.send",))], None, None, "no live dispatcher serves it"),
+    ([seen(operations=("crm",))], None, None, None),
+    ([seen()], row(permits_max=3), None, "all 3 permits of concurrency_in_all are in use"),
+    ([seen()], row(permits_max=4), None, None),
+    ([seen()], row(rate_at=SOON, rate_per_second=0.5), None, "its rate of 0.5/s is used up"),
+    ([seen()], row(rate_at=NOW, rate_per_second=0.5), None, None),
+    ([seen(concurrency=["crm"])], None, None, "its concurrency is used up (web-1:7)"),
+    ([seen(concurrency=["mail"])], None, None, None),
+    ([seen(in_flight_max=[])], None, None, "in_flight_max=1000 is used up (web-1:7)"),
+    ([seen(callbacks_at_once=["crm"])], None, None, "its callbacks take all that callbacks_at_once=4 allows (web-1:7)"),
+    ([seen(concurrency=["crm"]), seen("web-2")], None, None, None),
+    (
+        [seen(concurrency=["crm"]), seen("web-2", operations=("mail",))],
+        None,
+        None,
+        "its concurrency is used up (web-1:7)",
+    ),
+    (
+        [seen(f"web-{number}", concurrency=["crm"]) for number in range(5)],
+        None,
+        None,
+        "its concurrency is used up (web-0:7, web-1:7, web-2:7 and 2 more)",
+    ),
+    ([seen(of_a_newer_release=["crm"])], None, None, None),
+]
+
+
+@pytest.mark.parametrize(("dispatchers", "of", "suspended", "why"), CASES)
+def test_a_reason_is_named_only_if_it_is_true_of_each_that_serves_it(
+    dispatchers: list[DispatcherSeen], of: Any, suspended: str | None, why: str | None
+) -> None:
+    assert why_waiting("crm", of, NOW, dispatchers, suspended, permits_taken=3) == why
+
+
+def why_of(database: Database) -> Mapping[str, str | None]:
+    with database.engine.connect() as connection:
+        found = read_destinations(connection, TABLES).destinations
+    return {state.name: state.waits_because for state in found}
+
+
+def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: Database, ob: outbox.Outbox) -> None:
+    effects, gate = Operations(), Gate()
+    for name in ("bank", "crm"):
+        effects.operation(f"{name}.do")(lambda delivery: Delivered())
+        effects.on_settled(f"{name}.do")(gate)
+    for name in ("bank", "crm"):
+        put(postgresql, ob, f"{name}.do", count=20)
+    working = dispatcher(postgresql, ob, include=[effects], callbacks_at_once=1, callback_timeout=timedelta(seconds=50))
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: len(working._loops.used_up()) > 0 and gate.entered == 1)
+        await working.heartbeats.beat()
+        await asyncio.to_thread(look)
+        gate.opened.set()
+        stopping.set()
+        await pump
+
+    def look() -> None:
+        why = "its callbacks take all that callbacks_at_once=1 allows ("
+        found = why_of(postgresql)
+        assert [name for name, text in found.items() if text is not None and text.startswith(why)] == ["bank", "crm"]
+        printed = " ".join(succeeded("destinations", database=postgresql, COLUMNS="250").split())
+        assert "waits: its callbacks take all that callbacks_at_once=1 allows" in printed
+
+    asyncio.run(main())
+
+
+def test_doctor_names_what_has_waited_for_more_than_a_minute(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=3)
+    age(postgresql, timedelta(minutes=2))
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, limits={"crm": Limits(concurrency=1)})
+    working._loops._scheduler.reserve("crm")
+    asyncio.run(working.heartbeats.beat())
+
+    (finding,) = [each for each in examined(postgresql)["findings"] if each["check"] == "waiting"]
+
+    assert finding["text"].startswith("entries have been due for up to 0:02:0")
+    assert "its concurrency is used up" in finding["text"]
+    assert finding["text"].endswith("; destinations: crm")
+
+
+def test_the_dashboard_shows_why_a_destination_waits(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob)
+
+    with dashboard(postgresql) as app:
+        page = Browser(app).text("/destinations")
+
+    assert "waits: no dispatcher is live" in page
+
+
+def test_a_heartbeat_with_a_used_up_budget_has_the_same_settings(postgresql: Database, ob: outbox.Outbox) -> None:
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, in_flight_max=1)
+    before = working.heartbeats.as_seen()
+    working._loops._scheduler.reserve("crm")
+    after = working.heartbeats.as_seen()
+
+    assert (before.used_up, after.used_up) == ({}, {"in_flight_max": []})
+    assert (after.settings_digest, after.settings) == (before.settings_digest, before.settings)
