@@ -10,6 +10,7 @@ from outbox.errors import ConfigurationError
 from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_secrets
 from outbox.sql.dialect import is_in_autocommit
 from outbox.sql.engines import require_supported
+from outbox.sql.forks import closed_afterwards
 
 
 class AsyncEngineLike(Protocol):
@@ -39,6 +40,11 @@ async def _check_async(configuration: Configuration, engine: AsyncEngineLike) ->
 
 
 def _check(connection: Connection, configuration: Configuration) -> None:
+    with closed_afterwards(connection):
+        _check_all(connection, configuration)
+
+
+def _check_all(connection: Connection, configuration: Configuration) -> None:
     from outbox import migrations  # seldom needed, and not at import
 
     migrations.check(connection, schema=configuration.schema, prefix=configuration.prefix)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from dispatchers.admin.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
@@ -165,7 +165,7 @@ class Dispatcher:
         )
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         loops, tally = self._loops, self._activity.tally
-        self.heartbeats = Heartbeats(self.store, uuid4(), shown, loops.in_flight, tally, used_up=loops.used_up)
+        self.heartbeats = Heartbeats(self.store, shown, loops.in_flight, tally, used_up=loops.used_up)
         self._completion = CompletionWorker(
             self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
         )

@@ -49,6 +49,7 @@ from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
+from outbox.sql.forks import watch
 from outbox.sql.mariadb_settings import Unseen, apply_all
 from outbox.sql.schema import Tables
 
@@ -82,6 +83,7 @@ class DatabaseStore:
         self._engine: Engine = getattr(target, "sync_engine", None) or _engine(target)
         self._is_ours = isinstance(target, str | URL)  # the app disposes of an engine that it passed in
         require_supported(self._engine.dialect.name)
+        watch(self._engine)
         if self._engine.dialect.name == "sqlite":
             prepare_sqlite(self._engine)
         self._configuration = configuration

@@ -1,6 +1,7 @@
 """Runs each piece of work of the store in a transaction of its own. No wait is without a limit."""
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,7 @@ from dispatchers.store.guards import guard, guards_for, limit_portable
 from dispatchers.store.row_errors import is_conflict
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
+from outbox.errors import ConfigurationError
 from outbox.sql.connections import require_utf8, write_iso_dates
 from outbox.sql.dialect import is_in_autocommit, isolation_level
 
@@ -52,6 +54,7 @@ class Transactions:
         # None: not read yet. It is read once, because setting the level for each transaction would fail if an event listener of
         # the app has left a transaction open.
         self._is_at_read_committed = True if engine.dialect.name == "sqlite" else None
+        self._process: int | None = None
 
     async def run(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work` in a transaction of its own, which is committed on return. what: the name of the work, for the log.
@@ -67,6 +70,7 @@ class Transactions:
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """Run `work`, whose first statement must set the guards."""
+        self._require_own_process()
         silence = Silence(self._engine, self._timeouts, what or "a query")
         working: asyncio.Future[Any]
         given_up: Callable[[], None]
@@ -81,10 +85,20 @@ class Transactions:
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` without limits on a thread of its own. It may wait for hours, but blocks neither other work nor shutdown."""
+        self._require_own_process()
         if self._async_engine is not None:
             return await self._run_async(None, work)
         done: Result = await on_own_thread("outbox-bodies", self._run_blocking, None, work)
         return done
+
+    def _require_own_process(self) -> None:
+        """Raise `ConfigurationError` in a fork of the process in which it has worked: a fork has none of its threads."""
+        self._process = self._process or os.getpid()
+        if self._process != os.getpid():
+            raise ConfigurationError(
+                f"this dispatcher has worked in process {self._process}, and cannot work in its fork, process {os.getpid()}:"
+                " create a Dispatcher in each process, after the fork (docs/process-models.md)"
+            )
 
     async def close(self, *, dispose: bool) -> None:
         """dispose: whether to dispose of the engine, because the store has created it."""

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, sele
 from outbox.errors import ConfigurationError
 from outbox.sql.body_partitions import body_table, read_layout
 from outbox.sql.dialect import clock
+from outbox.sql.forks import watch
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables, is_open
 
@@ -49,8 +50,10 @@ class TableSize:
 
 def check_engine(engine: object) -> None:
     """Raise `ConfigurationError`, when the gauges are registered, for what they cannot be read through."""
-    if not isinstance(getattr(engine, "sync_engine", engine), Engine):
+    inner = getattr(engine, "sync_engine", engine)
+    if not isinstance(inner, Engine):
         raise ConfigurationError(f"the gauges need an Engine or an AsyncEngine, not {type(engine).__name__}")
+    watch(inner)
 
 
 def read_through(engine: Any, read: Callable[[Connection], Result]) -> Result:

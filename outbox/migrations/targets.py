@@ -13,6 +13,7 @@ from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
 from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.forks import closed_afterwards
 from outbox.sql.servers import DIALECTS
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
@@ -47,7 +48,7 @@ def connected(target: Target) -> Iterator[Connection]:
         return
     engine = _engine(target)
     refuse_unknown_dialect(engine.dialect.name)
-    with engine.connect() as connection:
+    with engine.connect() as connection, closed_afterwards(connection):
         if engine.dialect.name != "sqlite":
             # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
             # what another run has just made

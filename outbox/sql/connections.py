@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, text
 
 from outbox.errors import ConfigurationError
+from outbox.sql.forks import require_own
 from outbox.sql.mariadb_settings import require_settings
 from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
@@ -29,9 +30,12 @@ def require_utf8(connection: Connection) -> None:
     """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8; or unless a
     MariaDB is set as it must be. A server that is another database is refused by its name.
 
+    A connection that another process has opened is refused too.
+
     Keys are derived from UTF-8, and services answer in UTF-8. Another encoding could not store every text, and would change
     some without an error. Each pooled connection is checked once. psycopg and asyncpg need no query for it.
     """
+    require_own(connection)
     pooled: Any = connection.connection
     if connection.dialect.name != "postgresql":
         if connection.dialect.name == "mariadb":

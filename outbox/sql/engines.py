@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import refuse_other_encoding
 from outbox.sql.dialect import SUPPORTED, not_supported
+from outbox.sql.forks import watch
 from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
@@ -41,6 +42,7 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             f"the driver {error.name!r} of the URL {url.drivername}://... is not installed:"
             f" pip install {driver_of(url)}"
         ) from None
+    watch(made)
     event.listen(
         made, "connect", _refusing(url.get_backend_name()), insert=True
     )  # before SQLAlchemy's own, which names no way out

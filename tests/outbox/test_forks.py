@@ -1,0 +1,165 @@
+"""What a fork does to the connections of an app: it gets its own, or an error in words."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from support.database import IMPORT_PATH, Database
+from support.python_processes import run_python
+
+import outbox
+from outbox import migrations
+
+HEAD = """
+import os, sys
+import outbox, sqlalchemy as sa
+from sqlalchemy.orm import Session
+from dispatchers import Dispatcher
+from dispatchers.adapters import MemoryAdapter
+from outbox.sql import forks
+import asyncio
+
+url = os.environ["SHOP_URL"]
+ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
+PID = sa.text("SELECT pg_backend_pid()")
+
+def in_fork(work):
+    sys.stdout.flush()
+    if not (pid := os.fork()):
+        try:
+            work()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def backend(engine):
+    with engine.connect() as connection:
+        return connection.execute(PID).scalar_one()
+"""
+
+
+def lines_of(database: Database, program: str) -> list[str]:
+    shown = database.url.render_as_string(hide_password=False)
+    done = run_python("-c", HEAD + program, env={"SHOP_URL": shown, "PYTHONPATH": IMPORT_PATH}, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("look", ["check", "migrations.check"])
+def test_the_check_at_the_start_leaves_no_connection(database: Database, ob: outbox.Outbox, look: str) -> None:
+    engine = database.new_engine(poolclass=sa.QueuePool)
+    opened, closed = [], []
+    sa.event.listen(engine, "connect", lambda connection, record: opened.append(connection))
+    sa.event.listen(engine, "close_detached", closed.append)
+
+    if look == "check":
+        ob.check(engine)
+    else:
+        migrations.check(engine)
+
+    assert closed == opened != []
+    assert_works(engine)
+
+
+def test_the_awaited_check_leaves_no_connection(postgresql: Database, ob: outbox.Outbox) -> None:
+    async def main() -> int:
+        engine = create_async_engine(postgresql.async_url)
+        await ob.check(engine)
+        async with engine.connect() as connection:
+            before = await connection.scalar(
+                sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            )
+        await engine.dispose()
+        return int(before)
+
+    with postgresql.last_connection():
+        assert asyncio.run(main()) == 2  # the one that asks, and the test's
+
+
+def test_a_database_in_memory_outlives_the_check(ob: outbox.Outbox) -> None:
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+    outbox.prepare_sqlite(engine)
+    migrations.upgrade(engine)
+
+    ob.check(engine)
+
+    ob.check(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("hooks", [True, False], ids=["a fork", "a fork that Python does not know of"])
+@pytest.mark.parametrize("first", ["ob.check(engine)", "backend(engine); ob.check(engine)"])
+def test_a_fork_has_connections_of_its_own(postgresql: Database, first: str, hooks: bool) -> None:
+    """uWSGI forks without calling the functions of `os.register_at_fork`."""
+    without = "" if hooks else "forks._engines.clear()"
+    lines = lines_of(
+        postgresql,
+        f"""
+engine = sa.create_engine(url)
+{first}
+{without}
+before = backend(engine)
+for _ in range(2):
+    in_fork(lambda: print(backend(engine)))
+assert backend(engine) == before
+print(before)
+engine.dispose()
+""",
+    )
+
+    assert len(set(lines)) == 3
+
+
+def test_a_session_that_was_open_over_a_fork_is_refused(postgresql: Database) -> None:
+    before, line, after, count = lines_of(
+        postgresql,
+        """
+engine = sa.create_engine(url)
+ob.check(engine)
+session = Session(engine)
+TRANSACTION = sa.text("SELECT pg_current_xact_id()::text")
+print(session.execute(TRANSACTION).scalar_one())
+
+def enqueue():
+    with session:
+        ob.enqueue(session, "mail.send", {}, parent="order:1")
+        session.commit()
+
+in_fork(enqueue)
+print(session.execute(TRANSACTION).scalar_one())
+enqueue()
+print(session.execute(sa.text("SELECT count(*) FROM outbox_entry")).scalar_one())
+""",
+    )
+
+    assert "ConfigurationError: process " in line
+    assert "which was forked from it, must not use it" in line
+    assert (before, count) == (after, "1")
+
+
+def test_a_dispatcher_that_has_worked_is_refused_in_a_fork(postgresql: Database) -> None:
+    lines = lines_of(
+        postgresql,
+        """
+fresh, used = (Dispatcher(url, outbox=ob, adapters={"mail": MemoryAdapter()}) for _ in range(2))
+
+async def run_once(dispatcher):
+    print(await dispatcher.run_once())
+
+asyncio.run(run_once(used))
+in_fork(lambda: asyncio.run(run_once(used)))
+in_fork(lambda: asyncio.run(run_once(fresh)))
+""",
+    )
+
+    assert (lines[0], lines[2]) == ("0", "0")
+    assert "ConfigurationError: this dispatcher has worked in process " in lines[1]
+
+
+def assert_works(engine: Any) -> None:
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
