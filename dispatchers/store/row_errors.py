@@ -11,6 +11,9 @@ from outbox.sql.dialect import CONFLICTS, sqlstate
 MOMENTARY = ("55P03", "57014")
 """PostgreSQL, appendix A: lock_timeout expired; the statement was cancelled, for example by statement_timeout."""
 
+FEATURE_NOT_SUPPORTED = "0A000"
+"""PostgreSQL's code for `cached plan must not change result type`. Source: plancache.c."""
+
 OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
 """Errors of one row: data, constraints, views' conditions, limits of a row or an index, triggers, corruption."""
 
@@ -23,6 +26,11 @@ def is_of_the_moment(error: BaseException) -> bool:
 def is_conflict(error: BaseException) -> bool:
     """Whether the whole transaction was undone in favour of another one, and may succeed now. On Galera also at the COMMIT."""
     return sqlstate(getattr(error, "orig", None)) in CONFLICTS
+
+
+def is_of_stale_plan(error: BaseException) -> bool:
+    """Whether a statement that the driver has prepared no longer fits a table, which was altered. It is prepared again."""
+    return sqlstate(getattr(error, "orig", None)) == FEATURE_NOT_SUPPORTED
 
 
 def is_of_one_row(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.store.guards import guard, guards_for, limit_portable
-from dispatchers.store.row_errors import is_conflict
+from dispatchers.store.row_errors import is_conflict, is_of_stale_plan
 from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
@@ -168,6 +168,15 @@ def _do_nothing() -> None:
 
 
 def _in_transaction(connection: Connection, work: Callable[[Connection], Result]) -> Result:
+    try:
+        return _in_one_transaction(connection, work)
+    except DBAPIError as error:
+        if not is_of_stale_plan(error):
+            raise
+    return _in_one_transaction(connection, work)  # the rollback has made the driver prepare its statements again
+
+
+def _in_one_transaction(connection: Connection, work: Callable[[Connection], Result]) -> Result:
     with connection.begin():
         require_utf8(connection)
         write_iso_dates(connection)

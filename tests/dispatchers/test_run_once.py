@@ -78,3 +78,21 @@ def test_it_ends_if_the_database_fails_at_a_postponed_outcome(
             await asyncio.wait_for(working.run_once(), 30)
 
     asyncio.run(main())
+
+
+def test_a_prepared_statement_of_an_altered_table_is_prepared_again(postgresql: Database, ob: outbox.Outbox) -> None:
+    """The driver prepares what it executes often, and PostgreSQL refuses such a statement when its columns have changed."""
+    engine = postgresql.new_engine(connect_args={"prepare_threshold": 0})
+    working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()})
+
+    async def sent_before_and_after() -> list[int]:
+        counts = []
+        for _ in range(3):
+            put(postgresql, ob, count=1)
+            counts.append(await working.run_once())
+            kind = ("varchar(300)", "text")[len(counts) % 2]
+            postgresql.execute(sa.text(f"ALTER TABLE outbox_entry ALTER COLUMN operation TYPE {kind}"))
+        await working.close()
+        return counts
+
+    assert asyncio.run(sent_before_and_after()) == [1, 1, 1]
