@@ -159,7 +159,8 @@ class AnswerReader:
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None
+        if self._parser is None:
+            raise HttpParserError("another answer")
         version, status = self._parser.get_http_version(), self._parser.get_status_code()
         if version not in {"1.0", "1.1"} or status < 100 or status == 101:
             raise HttpParserError("another version or protocol")

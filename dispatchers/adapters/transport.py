@@ -154,7 +154,8 @@ class Transport:
                 connection.abort()
         if doubt is not None:
             raise ForeignAnswer(doubt)
-        assert answer.status is not None
+        if answer.status is None:
+            raise httpx.RemoteProtocolError("the connection ended without an answer")
         is_first = not connection.is_reused
         return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole, is_first)
 

@@ -3,7 +3,7 @@
 Each is refused unless `safe_decisions` finds it safe now. A dispatcher carries it out, and asks once more what is safe then.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, select
@@ -29,8 +29,8 @@ def look_up(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     row, memory = _prepared(connection, tables, entry_id, actor, reason)
     if (why_not := why_not_look_up(row, memory)) is not None:
         raise refused(row, why_not)
-    assert memory is not None
-    look_up_row(connection, tables, row, memory.fencing_delay, actor, f"look_up: {reason}")
+    fencing_delay = cast(Memory, memory).fencing_delay  # None was refused
+    look_up_row(connection, tables, row, fencing_delay, actor, f"look_up: {reason}")
     log_decision(connection, tables, entry_id, actor, "look_up", reason)
 
 

@@ -19,6 +19,7 @@ def completion(shell: str) -> None:
 
     root = click.get_current_context().find_root().command
     found = get_completion_class(shell)
-    assert found is not None
+    if found is None:
+        raise click.ClickException(f"click has no completion for {shell}")
     script = found(root, {}, "outbox", "_OUTBOX_COMPLETE").source()
     answer({"shell": shell, "script": script}, script)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
@@ -102,8 +102,7 @@ class Run:
 
     def overdue(self, place: str = "") -> Exception:
         """The exception for a callback that was given up."""
-        call = self.call
-        assert call is not None
+        call = cast(Call, self.call)
         error = call.failure()
         error.__cause__ = CallbackOverdue(self.seconds, getattr(call.function, "__qualname__", "it"), place)
         return error

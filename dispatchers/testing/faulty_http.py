@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import h11
 
@@ -232,8 +232,7 @@ class FaultyHttp:
         await asyncio.gather(*conversations, return_exceptions=True)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast(asyncio.Task[None], asyncio.current_task())
         self._conversations.add(task)
         # A client that leaves, sends garbage or is cut off gets no answer.
         with contextlib.suppress(ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
@@ -257,11 +256,11 @@ def faulty_http() -> Iterator[FaultyHttp]:
     thread = threading.Thread(target=lambda: asyncio.run(remote.serve(listening)), name="faulty-http", daemon=True)
     thread.start()
     stopped = listening.result(timeout=10)
-    assert remote._loop is not None
+    loop = cast(asyncio.AbstractEventLoop, remote._loop)
     try:
         yield remote
     finally:
-        remote._loop.call_soon_threadsafe(stopped.set)
+        loop.call_soon_threadsafe(stopped.set)
         thread.join(timeout=10)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 from urllib.parse import quote
 
 from dispatchers.testing import postgres_supervisor
@@ -161,8 +161,9 @@ def _start_supervised(
                 start_new_session=True,
             )
         )
-        assert supervisor.stdout is not None
-        answer: dict[str, Any] = json.loads(supervisor.stdout.readline() or '{"error": "its supervisor died"}')
+        answer: dict[str, Any] = json.loads(
+            cast(IO[bytes], supervisor.stdout).readline() or '{"error": "its supervisor died"}'
+        )
         if "error" in answer:
             raise PostgresUnavailable(answer["error"])
         stack.pop_all()
@@ -179,6 +180,5 @@ def _clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _ask_to_stop(supervisor: subprocess.Popen[bytes]) -> None:
     # Closing the pipe would not do: a process that the caller forked may hold a copy of its end.
-    assert supervisor.stdin is not None
     with suppress(BrokenPipeError):
-        supervisor.stdin.write(b".")
+        cast(IO[bytes], supervisor.stdin).write(b".")

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from random import Random
-from typing import Literal, NewType
+from typing import Literal, NewType, cast
 from urllib.parse import parse_qsl
 
 from dispatchers.testing.stripe_faults import Fault, Faults
@@ -170,8 +170,8 @@ class FakeStripe:
             conflict = _conflict(remembered, request, parameters, str(key))
             if conflict is not None:
                 return refuse(*conflict)
-            assert remembered.result is not None
-            return self._answer(request, request_id, account, key, remembered.result, fault, remembered.request_id)
+            result = cast(Result, remembered.result)  # without one it would be a conflict
+            return self._answer(request, request_id, account, key, result, fault, remembered.request_id)
 
         try:
             operation = books.objects.prepare(request.method, request.path, nested(parameters))

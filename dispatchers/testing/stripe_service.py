@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import h11
 
@@ -86,8 +86,7 @@ async def serving(fake: FakeStripe, host: str, port: int) -> AsyncIterator[int]:
     conversations: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast(asyncio.Task[None], asyncio.current_task())
         conversations.add(task)
         try:
             await Conversation(fake, reader, writer).run()

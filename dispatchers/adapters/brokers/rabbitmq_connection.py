@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from random import sample
-from typing import Final
+from typing import Final, cast
 
 import aiormq
 from aiormq import Channel, spec
@@ -45,8 +45,9 @@ class RabbitMqConnection:
         self._unanswered = False
 
     async def open(self) -> None:
-        channel = await self._connection.channel(on_return_raises=True)
-        assert isinstance(channel, Channel)  # the abstract class lacks `wait`
+        channel = cast(
+            Channel, await self._connection.channel(on_return_raises=True)
+        )  # its abstract class lacks `wait`
         self._channel = channel
         if self._exchange:
             try:
