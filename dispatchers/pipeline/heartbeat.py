@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import uuid4
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -92,6 +92,7 @@ class Heartbeats:
     def __init__(
         self,
         store: Store,
+        new_id: Callable[[], UUID],
         declared: dict[str, Any],
         in_flight: Callable[[], int],
         tally: Tally,
@@ -103,13 +104,14 @@ class Heartbeats:
         self._used_up = used_up
         self._in_flight = in_flight
         self._tally = tally
-        self._id = uuid4()
+        self._new_id = new_id
+        self._id = new_id()
         self._is_failing = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write heartbeats until the end of the block. Each run has its own id: forks of one dispatcher are several."""
-        self._id = uuid4()
+        self._id = self._new_id()
         beating = asyncio.ensure_future(self._beat_regularly())
         try:
             yield

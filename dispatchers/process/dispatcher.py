@@ -7,13 +7,12 @@ the clock and the random source.
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from dispatchers.admin.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
@@ -30,6 +29,7 @@ from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import GivenSettings, Settings
+from dispatchers.steady_clock import steady_clock
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import count_blocked_groups
 from dispatchers.store.outage_log import OutageLog
@@ -45,14 +45,6 @@ from outbox.instance import Outbox
 from outbox.keys import Keyring
 
 log = logging.getLogger("outbox.dispatcher")
-
-
-def steady_clock() -> float:
-    """Monotonic seconds that also count while the machine is suspended."""
-    return time.clock_gettime(_STEADY)
-
-
-_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +157,7 @@ class Dispatcher:
         )
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         loops, tally = self._loops, self._activity.tally
-        self.heartbeats = Heartbeats(self.store, shown, loops.in_flight, tally, used_up=loops.used_up)
+        self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
         self._completion = CompletionWorker(
             self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
         )

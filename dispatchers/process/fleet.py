@@ -22,8 +22,9 @@ from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.shared_parts import Share, Surveys
 from dispatchers.pipeline.wakeup import first_set
 from dispatchers.process.databases_file import checked_databases, read_databases
-from dispatchers.process.dispatcher import Dispatcher, check_include, steady_clock
+from dispatchers.process.dispatcher import Dispatcher, check_include
 from dispatchers.settings import GivenSettings, Settings
+from dispatchers.steady_clock import steady_clock
 from dispatchers.store.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
 from dispatchers.telemetry.events import UNSERVED, Observers

@@ -1,6 +1,7 @@
 """Receives hints (LISTEN) on a connection of its own, outside the engine's pool."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, NamedTuple
@@ -149,7 +150,7 @@ async def _attached_to_psycopg(
 ) -> AsyncIterator[None]:
     """For sync and async connections: when the socket is readable, libpq returns the notifications."""
     listen = text(f"LISTEN {channel}")
-    if asyncio.iscoroutinefunction(opened.connection.execute):
+    if inspect.iscoroutinefunction(opened.connection.execute):
         await opened.connection.execute(listen)
     else:
         await on_own_thread("outbox-listen", opened.connection.execute, listen)

@@ -10,19 +10,18 @@ NAMES = {"uuid1", "uuid4", "now", "utcnow", "today", "urandom", "getrandom"}
 PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
-    "process/dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
+    "process/dispatcher.py": {"_set_up"},  # the defaults of what is handed in
+    "steady_clock.py": {"steady_clock", "_STEADY"},
     "store/claims_plain.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
     "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
     "admin/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/proposals.py": {"propose"},  # its id is chance; its time is the database's
     "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's
     "adapters/retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer has none
-    "adapters/brokers/aws/client.py": {"import"},  # how long a thread may still begin a call
     "adapters/brokers/kafka_producer.py": {"import"},  # librdkafka answers on its own thread, with no event loop
     "adapters/brokers/nats_connection.py": {"import"},  # which server of a cluster is asked first
     "adapters/brokers/rabbitmq_connection.py": {"import"},  # which server of a cluster is asked first
     "adapters/brokers/redis_connection.py": {"import"},  # which server is asked first
-    "adapters/workflows/dbos.py": {"_start", "_left"},  # how long a thread may still begin a commit
 }
 
 

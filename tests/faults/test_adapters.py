@@ -17,7 +17,7 @@ from support.entries import HOUR, age, dispatcher, put, queue_row, reasons, run_
 import outbox
 from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.process.dispatcher import steady_clock
+from dispatchers.steady_clock import steady_clock
 from dispatchers.store import database as store_database
 from dispatchers.store.transactions import Transactions
 from dispatchers.time_limits import Window

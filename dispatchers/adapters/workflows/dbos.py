@@ -10,7 +10,6 @@ has the row, and waits while the transaction of the first one is open.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,6 +34,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
+from dispatchers.steady_clock import steady_clock
 from dispatchers.threads import on_own_thread
 from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
@@ -55,7 +55,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One workflow to be enqueued. latest: when its commit may begin at the latest, by `time.monotonic`."""
+    """One workflow to be enqueued. latest: when its commit may begin at the latest, by `steady_clock`."""
 
     key: str
     workflow: str
@@ -145,7 +145,7 @@ class DbosAdapter(PlacesAdapter):
         except (ValueError, RecursionError):
             raise Unsendable("the payload cannot be read as JSON") from None
         seconds = delivery.deadline - asyncio.get_running_loop().time()
-        return Start(delivery.key, workflow, payload, time.monotonic() + seconds * 0.9)
+        return Start(delivery.key, workflow, payload, steady_clock() + seconds * 0.9)
 
     # --- on a thread
 
@@ -224,7 +224,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, connections_
 
 def _left(latest: float) -> float:
     """The seconds until `latest`. Raises `OutOfTime`."""
-    left = latest - time.monotonic()
+    left = latest - steady_clock()
     if left <= 0:
         raise OutOfTime
     return left

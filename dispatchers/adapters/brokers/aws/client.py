@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from time import monotonic
 from typing import Any, Final
 
 import boto3
@@ -12,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from dispatchers.adapters.brokers.aws.answers import NotBegun
+from dispatchers.steady_clock import steady_clock
 from dispatchers.threads import Threads
 from outbox.errors import ConfigurationError
 
@@ -59,7 +59,7 @@ class AwsClient:
     async def call(self, operation: str, deadline: float, parameters: Mapping[str, Any]) -> Any:
         """The answer. deadline: on the event loop's clock. Raises what boto3 raises, and `NotBegun`."""
         seconds = deadline - asyncio.get_running_loop().time()
-        began = monotonic()
+        began = steady_clock()
         return await asyncio.wrap_future(self._threads.submit(self._call, operation, began + seconds, parameters))
 
     def close(self) -> None:
@@ -76,5 +76,5 @@ class AwsClient:
 
     def _check_time(self, **about: Any) -> None:
         """Called by botocore before it sends: after the wait for a thread, and after it has fetched credentials."""
-        if monotonic() > self._present.latest:
+        if steady_clock() > self._present.latest:
             raise NotBegun
