@@ -7,12 +7,12 @@ docs.stripe.com/search, "Data freshness": search is "eventually consistent", so 
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import stripe
 
+from dispatchers.adapters.retry_after import date
 from dispatchers.adapters.stripe.outcomes import Exchange, remembered
 from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
 
@@ -104,10 +104,10 @@ async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, a
 
 
 def _stripes_now(exchange: Exchange) -> datetime:
-    try:
-        return parsedate_to_datetime(exchange.headers["date"]).replace(tzinfo=UTC)  # RFC 9110, 5.6.7: always
-    except (KeyError, ValueError):
-        raise Unlistable("Stripe's answer has no valid Date header") from None
+    now = date(exchange.headers.get("date", ""))
+    if now is None:
+        raise Unlistable("Stripe's answer has no valid Date header")
+    return now
 
 
 def _mark_of(found: stripe.StripeObject) -> str | None:
