@@ -44,7 +44,7 @@ def _create_cancel(op: Operations, quoted: Quoted) -> None:
         " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
     )
     op.execute(f"""
-CREATE FUNCTION {cancel}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
+CREATE FUNCTION {cancel}(entry_id uuid, why text DEFAULT NULL) RETURNS boolean LANGUAGE sql SECURITY DEFINER
 BEGIN ATOMIC
     SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
     UPDATE {queue} AS q SET due_at = CASE
@@ -59,12 +59,12 @@ BEGIN ATOMIC
         DELETE FROM {queue} AS q WHERE {cancellable}
         RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
     ), settled AS (
-        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, settled_at)
-        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
+        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, reason, settled_at)
+        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, why, clock_timestamp() FROM cancelled AS c
     )
     SELECT EXISTS (SELECT FROM cancelled);
 END""")
-    op.execute(f"REVOKE ALL ON FUNCTION {cancel}(uuid) FROM PUBLIC")
+    op.execute(f"REVOKE ALL ON FUNCTION {cancel}(uuid, text) FROM PUBLIC")
 
 
 def _create_body_of(op: Operations, quoted: Quoted) -> None:
@@ -150,7 +150,7 @@ END $outbox$""")
     op.execute(f"DROP FUNCTION IF EXISTS {quoted('guard_queue')}() CASCADE")  # `outbox db roles` may have made it
     op.execute(f"DROP FUNCTION {quoted('claim_key')}(uuid, bigint)")
     op.execute(f"DROP FUNCTION {quoted('body_of')}(uuid, date)")
-    op.execute(f"DROP FUNCTION {quoted('cancel')}(uuid)")
+    op.execute(f"DROP FUNCTION {quoted('cancel')}(uuid, text)")
 
 
 def _quoted(op: Operations, schema: str | None, prefix: str, name: str) -> str:

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, func, select
 
 from dispatchers.admin.audit import write_audit
-from dispatchers.admin.decision_effects import record_event, refused, text_of
+from dispatchers.admin.decision_effects import record_event, refused
 from dispatchers.admin.decisions import check_decision
 from dispatchers.admin.entries import no_entry
 from dispatchers.admin.safe_decisions import Offer
@@ -39,9 +39,7 @@ class Again:
     is_new: bool
 
 
-def again(
-    connection: Connection, configuration: Configuration, entry_id: UUID, *, actor: str, reason: str | None = None
-) -> Again:
+def again(connection: Connection, configuration: Configuration, entry_id: UUID, *, actor: str, reason: str) -> Again:
     """Enqueue a failed or cancelled entry once more, due at once, under a new child key. Its effect is a new one for the service.
 
     configuration: the app's, whose current secret derives the key. An entry with an ordering key goes to the end of its group.
@@ -57,12 +55,11 @@ def again(
         raise no_entry(entry_id)
     if (why := _why_not(row, configuration.env)) is not None:
         raise refused(row, why)
-    text = text_of("again", row, reason)
-    is_new = ask_again(connection, configuration, [row], actor, text).get(entry_id)
+    is_new = ask_again(connection, configuration, [row], actor, reason).get(entry_id)
     if is_new is None:
         raise no_entry(entry_id)
     if is_new:
-        write_audit(connection, tables, actor=actor, action="again", kind="entry", target=str(entry_id), reason=text)
+        write_audit(connection, tables, actor=actor, action="again", kind="entry", target=str(entry_id), reason=reason)
     return Again(id=again_id(row), is_new=is_new)
 
 

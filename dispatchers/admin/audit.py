@@ -28,7 +28,8 @@ class AuditRow:
     action: `retry`, `pause`, `reveal_payload`, ... kind: what `target` is: the id of an entry, the sentence that names several
     entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database. A
     `proposed_entry` is one of the entries of a proposal; its rows are beside the proposal's own.
-    count: how many of them the decision changed, or showed.
+    count: how many of them the decision changed, or showed. login: of the database, on PostgreSQL with the roles of `outbox db
+    roles`; an operator can choose the actor's name, but not this.
     """
 
     id: int
@@ -39,6 +40,7 @@ class AuditRow:
     target: str
     reason: str | None
     count: int
+    login: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

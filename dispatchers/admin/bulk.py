@@ -85,8 +85,6 @@ class BulkDecision:
     def __post_init__(self) -> None:
         if (self.action == "resolve") != (self.verdict is not None):
             raise InvalidValue("verdict", self.verdict, "belongs to the action 'resolve', and to no other")
-        if not self.reason.strip():
-            raise InvalidValue("reason", self.reason, "must say why; it is recorded with each entry")
         check_decision(self.actor, self.reason)
         if self.verdict is not None:
             check_resolution(self.verdict, self.actor, self.reason, self.result)
@@ -269,7 +267,7 @@ def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows
         return Progress(done, {asking.ASKED_ALREADY: len(is_new) - done, DELETED: len(rows) - len(is_new)})
     unserved = Unserved(connection, tables)
     for row in rows:
-        text = text_of(decision.action, row, reason, decision.verdict)
+        text = text_of(reason, decision.verdict)
         match decision.action:
             case "retry":
                 retry_row(connection, tables, row, actor, text)

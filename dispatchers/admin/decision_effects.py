@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, text, update
 
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.store import callback_registry
@@ -16,6 +16,7 @@ from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState,
 from outbox.errors import DecisionRefused
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import clock, database_now
+from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -23,23 +24,15 @@ from outbox.times import NEVER
 Action: TypeAlias = Literal["retry", "cancel", "resolve", "release", "again"]
 Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
 
+CHANGED = "or was in this state a moment ago, and has just changed: show it again"
+
 RESOLVED_STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
 """What the entry becomes."""
 
 
-def text_of(action: Action, row: Row[Any], reason: str | None, verdict: Verdict | None = None) -> str:
+def text_of(reason: str, verdict: Verdict | None) -> str:
     """What the history and the audit log have as the reason."""
-    match action:
-        case "resolve":
-            return f"{verdict}: {reason}"
-        case "release":
-            return reason or f"released from: {row.suspended_reason}"
-        case "retry":
-            return reason or "made due now"
-        case "cancel":
-            return reason or "cancelled by an operator"
-        case "again":
-            return reason or "asked for again"
+    return f"{verdict}: {reason}" if verdict else reason
 
 
 def retry_row(connection: Connection, tables: Tables, row: Row[Any], actor: str, text: str) -> bool:
@@ -108,7 +101,7 @@ def resolve_row(
     connection: Connection, tables: Tables, row: Row[Any], verdict: Verdict, actor: str, reason: str, result: Any = None
 ) -> None:
     _know(connection, tables, row, Known(state=RESOLVED_STATES[verdict], result=result, reason=reason))
-    record_event(connection, tables, row.id, actor, text_of("resolve", row, reason, verdict))
+    record_event(connection, tables, row.id, actor, text_of(reason, verdict))
 
 
 def send_again_row(
@@ -177,6 +170,13 @@ def _is_another_unserved(
 
 
 def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
+    """On PostgreSQL by the function that the app has too: the operator's role may not delete a row of the queue."""
+    if connection.dialect.name == "postgresql":
+        function = function_name("cancel", tables.queue.schema, tables.queue.name.removesuffix("queue"))
+        given = {"id": row.id, "why": reason}
+        if not connection.execute(text(f"SELECT {function}(:id, :why)"), given).scalar_one():
+            raise refused(row, CHANGED)
+        return
     _execute_unchanged(connection, tables, row, delete(tables.queue))
     ended = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
     ended |= {"state": "cancelled", "reason": reason, "settled_at": clock()}
@@ -194,4 +194,4 @@ def _execute_unchanged(connection: Connection, tables: Tables, row: Row[Any], ch
     queue = tables.queue.c
     unchanged = queue.id == row.id, queue.state == row.state, queue.deliveries == row.deliveries
     if not connection.execute(change.where(*unchanged)).rowcount:
-        raise refused(row, "or was in this state a moment ago, and has just changed: show it again")
+        raise refused(row, CHANGED)

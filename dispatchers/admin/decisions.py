@@ -39,7 +39,7 @@ REASON_CHARS_MAX = 1000
 ACTOR_CHARS_MAX = 255
 
 
-def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
+def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> bool:
     """Make a waiting entry due now. Its attempts still count, and its limits stay.
 
     Returns True if a dispatcher will send it, and False if its outcome is stored and a dispatcher will only call its
@@ -53,13 +53,12 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     if row.ordering_key is not None and free_stuck(connection, tables, [row.id]):
         row = entry_row(connection, tables, entry_id)
     _require(row, why_not_retry(row))
-    text = text_of("retry", row, reason)
-    sends = retry_row(connection, tables, row, actor, text)
-    log_decision(connection, tables, entry_id, actor, "retry", text)
+    sends = retry_row(connection, tables, row, actor, reason)
+    log_decision(connection, tables, entry_id, actor, "retry", reason)
     return sends
 
 
-def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
+def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> bool:
     """Cancel an entry that was certainly never sent. Its callback runs with the state `cancelled`.
 
     Returns True if this transaction settles the entry. That is so if no recorded callback belongs to it, and if no dispatcher
@@ -71,9 +70,8 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_cancel(row, is_suspended=is_suspended(connection, tables)))
-    text = text_of("cancel", row, reason)
-    at_once = cancel_row(connection, tables, row, actor, text, Unserved(connection, tables))
-    log_decision(connection, tables, entry_id, actor, "cancel", text)
+    at_once = cancel_row(connection, tables, row, actor, reason, Unserved(connection, tables))
+    log_decision(connection, tables, entry_id, actor, "cancel", reason)
     return at_once
 
 
@@ -101,10 +99,10 @@ def resolve(
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_resolve(row))
     resolve_row(connection, tables, row, verdict, actor, reason, result)
-    log_decision(connection, tables, entry_id, actor, "resolve", text_of("resolve", row, reason, verdict))
+    log_decision(connection, tables, entry_id, actor, "resolve", text_of(reason, verdict))
 
 
-def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
+def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> None:
     """Release a suspended entry: it is due now. An uncertain entry still waits for a decision or a status lookup.
 
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if the entry is not suspended.
@@ -112,9 +110,8 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_release(row))
-    text = text_of("release", row, reason)
-    release_row(connection, tables, row, actor, text)
-    log_decision(connection, tables, entry_id, actor, "release", text)
+    release_row(connection, tables, row, actor, reason)
+    log_decision(connection, tables, entry_id, actor, "release", reason)
 
 
 def release_group(
@@ -123,7 +120,7 @@ def release_group(
     ordering_key: str,
     *,
     actor: str,
-    reason: str | None = None,
+    reason: str,
     blocked_by: UUID | None = None,
 ) -> None:
     """Release a blocked ordering group, or one that is stuck. blocked_by: only if this entry blocks it.
@@ -136,30 +133,28 @@ def release_group(
     gone = delete(blocked).where(blocked.c.ordering_key == ordering_key)
     if blocked_by is not None:
         gone = gone.where(blocked.c.entry_id == blocked_by)
-    row = connection.execute(gone.returning(blocked.c.entry_id, blocked.c.reason)).one_or_none()
+    row = connection.execute(gone.returning(blocked.c.entry_id)).one_or_none()
     if row is None and blocked_by is not None:
         raise DecisionRefused(
             f"ordering group {ordering_key!r} is no longer blocked by entry {blocked_by}: read it again", "changed"
         )
     if row is not None:
         advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
-        text = reason or f"ordering group released from: {row.reason}"
-        record_event(connection, tables, row.entry_id, actor, text)
+        record_event(connection, tables, row.entry_id, actor, reason)
     else:
         head = connection.execute(head_of(tables, ordering_key)).scalar()
         if head is None or not free_stuck(connection, tables, [head]):
             raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked: nothing has to be released")
-        text = reason or "ordering group released: its first entry was blocked, but nothing blocked it"
-        record_event(connection, tables, head, actor, text)
+        record_event(connection, tables, head, actor, reason)
     write_audit(
-        connection, tables, actor=actor, action="release", kind="ordering_group", target=ordering_key, reason=text
+        connection, tables, actor=actor, action="release", kind="ordering_group", target=ordering_key, reason=reason
     )
 
 
 # --- destinations
 
 
-def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> bool:
+def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str) -> bool:
     """Pause a destination; returns whether any entry waits for it. A second pause replaces the first.
 
     Raises `InvalidValue`.
@@ -173,7 +168,7 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
     return connection.execute(found).one_or_none() is not None
 
 
-def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> None:
+def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str) -> None:
     """Resume a destination at once: ends its pause and Retry-After cooldown, and closes its circuit breaker.
 
     Raises `InvalidValue`, and `DecisionRefused` if it is not paused or throttled.
@@ -186,7 +181,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
         raise DecisionRefused(
             f"destination {name!r} is not paused or throttled: `outbox destinations` lists all", "closed"
         )
-    resumed = {"paused": False, "paused_reason": reason, "cooldown_until": None}
+    resumed = {"paused": False, "paused_reason": None, "cooldown_until": None}
     closed = {"breaker": "closed", "breaker_until": None, "breaker_failures": 0, "breaker_token": None}
     _write_destination(connection, tables, name, actor, **resumed, **closed)
     write_audit(connection, tables, actor=actor, action="resume", kind="destination", target=name, reason=reason)
@@ -204,19 +199,26 @@ def check_resolution(verdict: Verdict, actor: str, reason: str, result: Any) -> 
     """Raise `InvalidValue` or `NotSerializable` for what `resolve` does not take."""
     if verdict not in RESOLVED_STATES:
         raise InvalidValue("verdict", verdict, f"must be one of {sorted(RESOLVED_STATES)}")
-    if not reason.strip():
-        raise InvalidValue("reason", reason, "must say how you know the outcome; it is recorded")
     check_decision(actor, reason)
     if result is not None:
         encode_json("result", result, RESULT_BYTES_MAX)
 
 
 def check_decision(actor: str, reason: str | None) -> None:
-    """Raise `InvalidValue` for an actor or a reason that cannot be recorded."""
-    if not actor.strip():
+    """Raise `InvalidValue` for an actor or a reason that cannot be recorded. reason: None if it is not about a decision."""
+    if _is_blank(actor):
         raise InvalidValue("actor", actor, "must name the operator; it is recorded")
     _check_text("actor", actor, ACTOR_CHARS_MAX)
-    _check_text("reason", reason or "", REASON_CHARS_MAX)
+    if reason is None:
+        return
+    if _is_blank(reason):
+        raise InvalidValue("reason", reason, "must say why, and how you know; it is recorded")
+    _check_text("reason", reason, REASON_CHARS_MAX)
+
+
+def _is_blank(text: str) -> bool:
+    """Whether nothing in it can be seen: a zero-width character is not printable."""
+    return not any(char.isprintable() and not char.isspace() for char in text)
 
 
 def _check_text(name: str, text: str, chars_max: int) -> None:

@@ -26,9 +26,7 @@ class SentAndAnswered:
     result: Any
 
 
-def reveal(
-    connection: Connection, tables: Tables, id: UUID, *, actor: str, reason: str | None = None
-) -> SentAndAnswered:
+def reveal(connection: Connection, tables: Tables, id: UUID, *, actor: str, reason: str) -> SentAndAnswered:
     """What was sent and answered. The audit log has who saw it, once the caller's transaction has committed: show it then.
 
     Raises `EntryNotFound`, and `InvalidValue` for an actor or a reason outside its limits.

@@ -81,8 +81,6 @@ def resume(
     repeated: wraps the function that runs one transaction, to run it again after a conflict.
     """
     check_decision(decision.actor, decision.reason)
-    if not decision.reason.strip():
-        raise InvalidValue("reason", decision.reason, "must say what happened to the database; it is recorded")
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
 

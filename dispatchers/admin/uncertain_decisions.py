@@ -14,7 +14,6 @@ from dispatchers.admin.key_window import memory_of
 from dispatchers.admin.safe_decisions import why_not_look_up, why_not_new_key, why_not_same_key
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.time_limits import Memory
-from outbox.errors import InvalidValue
 from outbox.sql.dialect import database_now
 from outbox.sql.schema import Tables
 
@@ -62,8 +61,6 @@ def send_again(
 def _prepared(
     connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str
 ) -> tuple[Row[Any], Memory | None]:
-    if not reason.strip():
-        raise InvalidValue("reason", reason, "must say why; it is recorded")
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
     entry = tables.entry

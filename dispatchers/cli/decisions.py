@@ -33,7 +33,7 @@ SENDS = "a running dispatcher will send it, once no earlier send can still be in
 @filters.filter_options
 @bulk_options
 @decision_options()
-def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, target: options.Target) -> None:
     """Make waiting entries due now.
 
     Give an ID, or options that select entries. The attempts still count. A failed entry cannot be retried: `outbox
@@ -57,7 +57,7 @@ def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | No
 @filters.filter_options
 @bulk_options
 @decision_options()
-def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, target: options.Target) -> None:
     """Cancel entries that have not been sent.
 
     Give an ID, or options that select entries.
@@ -87,7 +87,7 @@ def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | N
 @click.option("--result", help="With --happened: the service's answer, as JSON.")
 @filters.filter_options
 @bulk_options
-@decision_options(reason_required=True)
+@decision_options()
 def resolve(
     id: str | None,
     result: str | None,
@@ -161,7 +161,7 @@ def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
 @filters.filter_options
 @bulk_options
 @decision_options()
-def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, target: options.Target) -> None:
     """Release suspended entries or a blocked group.
 
     Give an ID, or options that select entries. An ordering group contains the entries of one ordering key. It is
@@ -188,7 +188,7 @@ def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | 
     answer({"id": entry_id, "decision": "release", "actor": actor}, f"entry {entry_id} released")
 
 
-def _release_group(ordering_key: str, actor: str, reason: str | None, target: options.Target) -> None:
+def _release_group(ordering_key: str, actor: str, reason: str, target: options.Target) -> None:
     from dispatchers.admin import decisions
     from outbox.keys import check_field
 
@@ -204,7 +204,7 @@ def _release_group(ordering_key: str, actor: str, reason: str | None, target: op
 @filters.filter_options
 @bulk_options
 @decision_options()
-def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, target: options.Target) -> None:
     """Enqueue failed or cancelled entries once more.
 
     Give an ID, or options that select entries. A new entry has the same payload, options, headers and parent. It
@@ -239,14 +239,12 @@ def _decide_all(
     given: Given,
     bulk: Bulk,
     actor: str,
-    reason: str | None,
+    reason: str,
     target: options.Target,
     **more: Any,
 ) -> None:
     from dispatchers.admin.bulk import BulkDecision
 
-    if reason is None:
-        raise click.UsageError("Missing option '--reason': it is recorded with each entry.")
     decision = BulkDecision(action=action, actor=actor, reason=reason, **more)
     if bulk.propose:
         propose(id, given, decision, target)

@@ -26,7 +26,7 @@ def destinations(target: options.Target) -> None:
 @click.command()
 @click.argument("destination")
 @decision_options(over_databases)
-def pause(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
+def pause(destination: str, actor: str, reason: str, target: options.Target) -> None:
     """Stop sending to a destination.
 
     The destination stays paused until `outbox resume`. Every running dispatcher stops at its next claim, and finishes its

@@ -147,17 +147,19 @@ def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
 @click.command()
 @click.argument("text", metavar="ID|TEXT")
 @click.option("--payload", is_flag=True, help="Show the payload too, not only its size; the audit log records it.")
-@decision_options(partial(one_database, found_by="text"))
+@decision_options(partial(one_database, found_by="text"), reason_required=False)
 def show(text: str, payload: bool, actor: str, reason: str | None, target: options.Target) -> None:
     """Show one entry in full: fields, state and history.
 
     ID is the entry's id, or at least its first 8 digits. TEXT names the entry as for `list`. If TEXT names several entries, the
-    command lists them. --actor and --reason are recorded with --payload only.
+    command lists them. --payload needs --reason, which is recorded with --actor.
     """
     from dispatchers.admin import entries as admin_entries
     from dispatchers.admin import search
     from dispatchers.admin.payloads import reveal
 
+    if payload and reason is None:
+        raise click.UsageError("Missing option '--reason': it is recorded who has seen the payload, and why.")
     content = None
     with reading(target) as (connection, tables):
         if is_known_id(connection, tables, text):
@@ -169,7 +171,7 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
                 return
             entry_id = found.entries[0].id
         entry = admin_entries.read_entry(connection, tables, entry_id)
-    if payload:
+    if payload and reason is not None:
         with deciding(target) as (connection, tables):
             content = reveal(connection, tables, entry.id, actor=actor, reason=reason).payload
     document = plain(entry) | ({"payload": content} if payload else {})

@@ -85,9 +85,11 @@ of_entry = partial(one_database, found_by="id")
 
 
 def decision_options(
-    on: Callable[[Callable[..., Any]], Callable[..., Any]] = of_entry, *, reason_required: bool = False
+    on: Callable[[Callable[..., Any]], Callable[..., Any]] = of_entry, *, reason_required: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--actor` and `--reason`, and the options of the database. on: which adds these."""
+    """Add `--actor` and `--reason`, and the options of the database. on: which adds these. reason_required: False for a command
+    that only sometimes decides.
+    """
     actor = click.option(
         "--actor", callback=options.actor_name, help="Name of the operator; by default the system's user."
     )

@@ -43,7 +43,7 @@ def resume(
     adopt_from: str | None,
     env: str | None,
     actor: str,
-    reason: str | None,
+    reason: str,
     target: options.Target,
 ) -> None:
     """Resume a destination, or all after a restore.
@@ -66,8 +66,6 @@ def resume(
         return
     if one_of_several():
         raise click.UsageError("--after-restore is about one database: give --database")
-    if reason is None:
-        raise click.UsageError("Missing option '--reason'.")
     if nothing_lost and since is not None:
         raise click.UsageError(
             "--since says that commits may be missing, and --nothing-lost that none are: give only one"
@@ -79,7 +77,7 @@ def resume(
     )
 
 
-def _resume_destination(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
+def _resume_destination(destination: str, actor: str, reason: str, target: options.Target) -> None:
     from dispatchers.admin import decisions
 
     with deciding(target) as (connection, tables):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("id")
-@decision_options(reason_required=True)
+@decision_options()
 def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     """Look an uncertain entry up at the service again.
 
@@ -39,7 +39,7 @@ def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
     type=click.Choice(["same", "new"]),
     help="The same key while the service remembers it; a new key after that.",
 )
-@decision_options(reason_required=True)
+@decision_options()
 def resend(id: str, key: 'Literal["same", "new"]', actor: str, reason: str, target: options.Target) -> None:
     """Send an uncertain entry again, if that is safe now.
 

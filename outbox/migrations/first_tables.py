@@ -273,6 +273,7 @@ def _history(make: Maker) -> None:
         sa.Column("target", TEXT, nullable=False),
         sa.Column("reason", TEXT),
         sa.Column("count", sa.Integer(), nullable=False),
+        sa.Column("login", sa.String(255)),
         make.check(
             "audit_kind",
             "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",

@@ -1,7 +1,8 @@
 """The rights of the database's roles: who may do what with the outbox's tables.
 
-What a right on a table cannot say, two more things do. A trigger refuses whatever enters the queue but a new entry, as
-`enqueue` writes it. Policies on the records let the app change a request that is open, and delete one that has expired.
+What a right on a table cannot say, three more things do. A trigger refuses whatever enters the queue but a new entry, as
+`enqueue` writes it. Policies on the records let the app change a request that is open, and delete one that has expired. The
+triggers of `role_guards` keep waiting entries and the audit log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlalchemy import Table
 
 from outbox.errors import InvalidValue
+from outbox.migrations.role_guards import guard_audit, guard_entries, in_full
 from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import literal, quoted
@@ -66,14 +68,14 @@ DISPATCHER = {
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
 
-# It decides, and a dispatcher carries that out: it cannot write a lease, so it can claim nothing. It enqueues only what an ended
-# entry had, to ask for it again (`_guard_queue`). Of the audit log it changes counts, and neither changes nor deletes a decision.
+# It decides, and a dispatcher carries that out: it cannot write a lease, so it can claim nothing, and no row leaves the queue by
+# it but through `cancel`, with a settlement. It enqueues only what an ended entry had, to ask for it again (`_guard_queue`).
 OPERATOR = {
     "entry": "SELECT, INSERT",
-    "queue": "SELECT, INSERT, UPDATE (due_at, outcome, known, suspended_reason), DELETE",
-    "settlement": "SELECT, INSERT",
+    "queue": "SELECT, INSERT, UPDATE (due_at, outcome, known, suspended_reason)",
+    "settlement": "SELECT",
     "event": "SELECT, INSERT",
-    "audit": "SELECT, INSERT, UPDATE (count)",
+    "audit": "SELECT, INSERT, UPDATE (count)",  # `guard_audit`
     "proposal": "SELECT, INSERT, UPDATE (state, decided_by, decided_at)",
     "destination": "SELECT, INSERT, UPDATE",
     "blocked_group": "SELECT, DELETE",
@@ -130,7 +132,8 @@ def roles(
     defined = tables_of(None, prefix).metadata.tables.values()
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     rights = (APP | CANCELLING | LOCKING, DISPATCHER | LOCKING, MAINTENANCE, reading, OPERATOR | LOCKING)
-    return printed_on_mariadb(zip(names, rights, strict=True), schema, prefix)
+    of_roles = [*zip(names, rights, strict=True), (operator, CANCELLING)]
+    return printed_on_mariadb(of_roles, schema, prefix)
 
 
 def _on_postgresql(
@@ -161,7 +164,7 @@ def _on_postgresql(
         *_grants(OPERATOR, operator, schema, prefix),
         f"GRANT USAGE ON SEQUENCE {position} TO {senders}, {quoted(operator)}",
         f"GRANT USAGE ON SEQUENCE {counted} TO {deciders}",
-        f"GRANT EXECUTE ON FUNCTION {cancel} TO {senders}",
+        f"GRANT EXECUTE ON FUNCTION {cancel} TO {senders}, {quoted(operator)}",
         _let_read(quoted(f"{prefix}version", schema), listed),
         _let_keep_bodies(
             schema,
@@ -172,6 +175,8 @@ def _on_postgresql(
         ),
         *_guard_queue(schema, prefix, enqueuers=(app, dispatcher)),
         *_guard_records(schema, prefix, app=app, keepers=(dispatcher, maintenance)),
+        *guard_entries(schema, prefix, dispatcher=dispatcher),
+        *guard_audit(schema, prefix),
         "COMMIT",
     ]
     return "".join(f"{statement};\n" for statement in statements)
@@ -269,7 +274,7 @@ BEGIN
     END IF;
     RETURN NULL;
 END
-$guard$$make$, {_in_full(queue)}, {_in_full(quoted(f"{prefix}entry", schema))}, {_in_full(settlement)});
+$guard$$make$, {in_full(queue)}, {in_full(quoted(f"{prefix}entry", schema))}, {in_full(settlement)});
 END $outbox$"""
     yield f"""CREATE OR REPLACE TRIGGER {quoted(f"{prefix}guard_queue")} AFTER INSERT ON {queue}
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION {guard}()"""
@@ -300,13 +305,6 @@ def _asks_again() -> str:
     return f"""SELECT FROM %2$s AS e, %2$s AS f, %3$s AS s
             WHERE e.id {equal} a.id AND f.id {equal} {first} AND s.id {equal} f.id AND s.state {differs} 'delivered'
                 AND {copied} AND {optional}"""
-
-
-def _in_full(name: str) -> str:
-    return (
-        "(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class AS c"
-        f" JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = {literal(name)}::regclass)"
-    )
 
 
 def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequence[str]) -> Iterator[str]:

@@ -251,6 +251,7 @@ def audit(prefix: str) -> list[Any]:
         Column("target", LONG_TEXT, nullable=False),
         Column("reason", LONG_TEXT),
         Column("count", Integer, nullable=False),
+        Column("login", String(255)),  # of the database, as `outbox.migrations.role_guards` writes it
         CheckConstraint(
             "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
             name=f"{prefix}audit_kind",

@@ -23,7 +23,7 @@ class DatabaseFunction(NamedTuple):
 def database_functions(schema: str | None, prefix: str) -> dict[str, DatabaseFunction]:
     """All of them, by their names without the prefix."""
     made = (
-        ("cancel", "uuid", _cancel(schema, prefix), True, {"entry", "queue", "settlement", "meta"}),
+        ("cancel", "uuid, text", _cancel(schema, prefix), True, {"entry", "queue", "settlement", "meta"}),
         ("body_of", "uuid, date", _body_of(schema, prefix), False, {"record"}),
         ("claim_key", "uuid, bigint", _claim_key(schema, prefix), False, {"record", "tombstone"}),
     )
@@ -64,7 +64,7 @@ def suspended_sql(meta: str) -> str:
 
 
 def _cancel(schema: str | None, prefix: str) -> str:
-    """By which the app cancels an entry: its role may not delete one otherwise.
+    """By which the app, and an operator for an entry that no dispatcher serves, cancel one: their roles may not delete otherwise.
 
     It deletes only what was never possibly sent, nothing in a database that may have forgotten, nothing that has settled and
     that a restore brought back into the queue, and lets the next of its group
@@ -80,7 +80,7 @@ def _cancel(schema: str | None, prefix: str) -> str:
         f" AND NOT {suspended_sql(quoted(f'{prefix}meta', schema))}"
     )
     return f"""
-CREATE OR REPLACE FUNCTION {name}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
+CREATE OR REPLACE FUNCTION {name}(entry_id uuid, why text DEFAULT NULL) RETURNS boolean LANGUAGE sql SECURITY DEFINER
 BEGIN ATOMIC
     SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
     UPDATE {queue} AS q SET due_at = CASE
@@ -95,8 +95,8 @@ BEGIN ATOMIC
         DELETE FROM {queue} AS q WHERE {cancellable}
         RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
     ), settled AS (
-        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, settled_at)
-        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
+        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, reason, settled_at)
+        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, why, clock_timestamp() FROM cancelled AS c
     )
     SELECT EXISTS (SELECT FROM cancelled);
 END""".strip()

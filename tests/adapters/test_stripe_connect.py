@@ -135,7 +135,7 @@ def test_who_pauses_a_service_pauses_its_accounts(database: Database, ob: outbox
     run_once(database, ob, adapters={"stripe": service, "crm": MemoryAdapter()})
     shown = {row["name"]: row["paused"] for row in document("destinations", database=database)["destinations"]}
     paused = list(service.deliveries)
-    succeeded("resume", "stripe", database=database)
+    succeeded("resume", "--reason", "asked", "stripe", database=database)
     run_once(database, ob, adapters={"stripe": service, "crm": MemoryAdapter()})
 
     assert paused == []

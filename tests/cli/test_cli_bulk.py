@@ -106,7 +106,7 @@ def test_an_ordering_key_alone_releases_its_group_and_more_selects_entries(
 ) -> None:
     put_one(database, ob, ordering_key="ada")
 
-    status, code, _ = error_of("release", "--ordering-key", "ada", database=database)
+    status, code, _ = error_of("release", "--reason", "asked", "--ordering-key", "ada", database=database)
     chosen = document("release", "--ordering-key", "ada", "--suspended", *WHY, "--yes", database=database)
 
     assert (status, code) == (3, "not_found"), "the group is not blocked"
@@ -119,9 +119,9 @@ def test_again_makes_new_entries_under_the_apps_secret(database: Database, ob: o
     run_once(database, app, adapters={"crm": MemoryAdapter(lambda delivery: Rejected("no"))})
     environment = {"OUTBOX_SECRET": SECRET_TEXT, "OUTBOX_ENV": "test"}
 
-    status, text = refused("again", str(first), database=database)
-    one = document("again", str(first), database=database, **environment)
-    same = document("again", str(first), database=database, **environment)
+    status, text = refused("again", "--reason", "asked", str(first), database=database)
+    one = document("again", "--reason", "asked", str(first), database=database, **environment)
+    same = document("again", "--reason", "asked", str(first), database=database, **environment)
     rest = command(*("again", "--operation", "crm", *WHY, "--yes"), database=database, **environment)
 
     assert (status, "set OUTBOX_SECRET and OUTBOX_ENV" in text) == (2, True)
@@ -135,7 +135,9 @@ def test_with_an_id_env_names_the_deployment_and_selects_nothing(database: Datab
     id = put_one(database, app)
     run_once(database, app, adapters={"crm": MemoryAdapter(lambda delivery: Rejected("no"))})
 
-    made = document("again", str(id), "--env", "test", database=database, OUTBOX_SECRET=SECRET_TEXT)
+    made = document(
+        "again", "--reason", "asked", str(id), "--env", "test", database=database, OUTBOX_SECRET=SECRET_TEXT
+    )
 
     assert made["is_new"]
 
@@ -143,8 +145,8 @@ def test_with_an_id_env_names_the_deployment_and_selects_nothing(database: Datab
 def test_a_whole_group_is_released_by_no_decision_in_bulk(database: Database, ob: outbox.Outbox) -> None:
     block(database, put_one(database, ob, ordering_key="ada"), "ada")
 
-    status, text = refused("release", "--ordering-key", "ada", "--dry-run", database=database)
-    released = command("release", "--ordering-key", "ada", "--yes", database=database)
+    status, text = refused("release", "--reason", "asked", "--ordering-key", "ada", "--dry-run", database=database)
+    released = command("release", "--reason", "asked", "--ordering-key", "ada", "--yes", database=database)
 
     assert (status, "give --suspended too" in " ".join(text.split())) == (2, True)
     assert released.stdout == "ordering group ada released\n"

@@ -160,7 +160,10 @@ def test_one_database_can_be_asked_although_a_variable_names_all(shards: Shards,
             ("status", "--databases", "{path}", "--database", "north"),
             "--database is not a name in {path}, which names east, west",
         ),
-        (("retry", "--databases", "{path}", "--operation", "crm"), "give --database NAME, one of east, west"),
+        (
+            ("retry", "--databases", "{path}", "--operation", "crm", "--reason", "x"),
+            "give --database NAME, one of east, west",
+        ),
         (("confirm", "--databases", "{path}"), "give --database NAME, one of east, west"),
         (
             ("resume", "--databases", "{path}", "--after-restore", "--reason", "x"),
@@ -201,7 +204,7 @@ def test_an_entry_that_is_in_no_database_that_answers_is_not_decided_about(
 ) -> None:
     path, east, west = shards
     missing = "32221437-59bb-8148-b3b7-24c1fc9a0a9d"
-    assert refused("retry", missing, "--databases", path)[0] == 3
+    assert refused("retry", "--reason", "asked", missing, "--databases", path)[0] == 3
     for each in (east, west):
         put_one(each, ob, parent="invoice:42")
     status, text = refused("show", "invoice:42", "--databases", path)
@@ -211,12 +214,12 @@ def test_an_entry_that_is_in_no_database_that_answers_is_not_decided_about(
     )
 
     down = write_databases(tmp_path, east=east.url.set(query={}, host="127.0.0.1", port=1), west=west.url)
-    status, text = refused("retry", missing, "--databases", str(down))
+    status, text = refused("retry", "--reason", "asked", missing, "--databases", str(down))
     assert (status, "is in no database that answered; east: " in text) == (1, True)
     id = str(west.entries[0].id)
-    status, text = refused("cancel", id[:8], "--databases", str(down))
+    status, text = refused("cancel", "--reason", "asked", id[:8], "--databases", str(down))
     assert (status, "is in west: give --database west, because east: " in text) == (1, True)
-    succeeded("cancel", id, "--databases", str(down))  # a whole id is in one database
+    succeeded("cancel", "--reason", "asked", id, "--databases", str(down))  # a whole id is in one database
 
 
 def test_an_entry_that_is_in_two_databases_is_not_decided_about(shards: Shards, ob: outbox.Outbox) -> None:
@@ -225,11 +228,18 @@ def test_an_entry_that_is_in_two_databases_is_not_decided_about(shards: Shards, 
     id = str(put_one(east, ob, parent="invoice:42"))
     assert str(put_one(west, ob, parent="invoice:42")) == id
 
-    for arguments in (("show", id), ("retry", id), ("cancel", id), ("cancel", id[:8]), ("show", "invoice:42")):
+    why = ("--reason", "asked")
+    for arguments in (
+        ("show", id),
+        ("retry", id, *why),
+        ("cancel", id, *why),
+        ("cancel", id[:8], *why),
+        ("show", "invoice:42"),
+    ):
         status, text = refused(*arguments, "--databases", path)
         assert status == 2
         assert "is in several databases: give --database NAME, one of east, west" in " ".join(text.split())
-    succeeded("cancel", id, "--databases", path, "--database", "west")
+    succeeded("cancel", "--reason", "asked", id, "--databases", path, "--database", "west")
 
     assert states(east) == {"pending": 1}
     assert [row.action for row in west.rows(TABLES.audit)] == ["cancel"]
@@ -254,10 +264,10 @@ def test_a_pause_and_its_end_are_recorded_in_every_database(shards: Shards, ob: 
     for each in (east, west):
         put(each, ob)
 
-    succeeded("pause", "crm", "--databases", path)
+    succeeded("pause", "--reason", "asked", "crm", "--databases", path)
     assert [row.paused for each in (east, west) for row in each.rows(TABLES.destination)] == [True, True]
 
-    succeeded("resume", "crm", "--databases", path)
+    succeeded("resume", "--reason", "asked", "crm", "--databases", path)
     assert [row.paused for each in (east, west) for row in each.rows(TABLES.destination)] == [False, False]
     found = document("audit", "--databases", path)["databases"]
     assert [[row["action"] for row in found[name]["decisions"]] for name in ("east", "west")] == [

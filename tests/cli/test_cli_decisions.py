@@ -41,7 +41,7 @@ def test_a_retried_entry_is_due_now(database: Database, ob: outbox.Outbox) -> No
     adapters = {"crm": MemoryAdapter()}
     assert run_once(database, ob, adapters=adapters) == 0
 
-    printed = succeeded("retry", str(id), "--actor", "ada", database=database)
+    printed = succeeded("retry", "--reason", "asked", str(id), "--actor", "ada", database=database)
 
     assert printed == f"entry {id} is due now: a running dispatcher will send it\n"
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
@@ -98,7 +98,7 @@ def test_what_is_resolved_needs_no_second_lookup(database: Database, ob: outbox.
     id = put_uncertain(database, ob)
     command("resolve", str(id), "--happened", *LOOKED, database=database)
 
-    printed = error_of("retry", str(id), database=database)
+    printed = error_of("retry", "--reason", "asked", str(id), database=database)
 
     assert printed[:2] == (4, "wrong_state")
     assert printed[2].endswith("an operator has decided that it is delivered; a running dispatcher carries that out")
@@ -116,7 +116,7 @@ def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: 
 def test_a_released_entry_is_resumed(database: Database, ob: outbox.Outbox) -> None:
     id = put_suspended(database, ob)
 
-    printed = succeeded("release", str(id), "--actor", "ada", database=database)
+    printed = succeeded("release", "--reason", "asked", str(id), "--actor", "ada", database=database)
 
     assert printed == f"entry {id} released\n"
     assert queue_row(database, id).suspended_reason is None
@@ -127,7 +127,9 @@ def test_a_released_group_is_resumed(database: Database, ob: outbox.Outbox) -> N
     id = put_ended(database, ob, good=False)
     block(database, id, "invoice:7")
 
-    printed = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
+    printed = succeeded(
+        "release", "--reason", "asked", "--ordering-key", "invoice:7", "--actor", "ada", database=database
+    )
 
     assert printed == "ordering group invoice:7 released\n"
     assert database.rows(TABLES.blocked_group) == []
@@ -146,12 +148,12 @@ def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbo
         return document(*map(str, arguments), "--actor", "ada", database=database)
 
     by = {"actor": "ada"}
-    assert printed("retry", waiting) == {"id": str(waiting), "decision": "retry"} | by
-    assert printed("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
+    assert printed("retry", waiting, *LOOKED) == {"id": str(waiting), "decision": "retry"} | by
+    assert printed("cancel", withdrawn, *LOOKED) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
     assert printed("resolve", uncertain, "--did-not-happen", *LOOKED) == (
         {"id": str(uncertain), "decision": "resolve", "verdict": "did_not_happen"} | by
     )
-    assert printed("release", suspended) == {"id": str(suspended), "decision": "release"} | by
+    assert printed("release", suspended, *LOOKED) == {"id": str(suspended), "decision": "release"} | by
     assert (
         printed("release", "--ordering-key", "invoice:7") == {"ordering_key": "invoice:7", "decision": "release"} | by
     )
@@ -163,7 +165,7 @@ def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbo
 def test_by_default_the_user_of_the_system_decides(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
 
-    succeeded("retry", str(id), database=database, LOGNAME="grace")
+    succeeded("retry", "--reason", "asked", str(id), database=database, LOGNAME="grace")
 
     assert [actor for actor, _ in decisions(database, id)] == ["grace"]
 
@@ -174,7 +176,7 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
 
     monkeypatch.setattr("getpass.getuser", no_user)
 
-    status, text = refused("retry", "a3a344f6", database=sqlite)
+    status, text = refused("retry", "--reason", "asked", "a3a344f6", database=sqlite)
 
     assert status == 2
     assert "the system's user has no name: give --actor" in text
@@ -200,12 +202,20 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
             "--result is the service's answer: use it with --happened only",
         ),
         (("resolve", "a3a344f6", "--happened", *LOOKED, "--result", "{"), "'--result': is not valid JSON: Expecting"),
-        (("release",), "give either an ID, or options that select entries"),
-        (("release", "a3a344f6", "--ordering-key", "x"), "give either an ID, or options that select entries"),
-        (("retry",), "give either an ID, or options that select entries"),
-        (("retry", "a3a344f6", "--dry-run"), "--dry-run, --max and --rate need options that select entries"),
-        (("cancel", "--destination", "crm"), "Missing option '--reason': it is recorded with each entry"),
-        (("cancel", "nonsense"), "'nonsense' is not an entry's id"),
+        (("release", *LOOKED), "give either an ID, or options that select entries"),
+        (("release", "a3a344f6", "--ordering-key", "x", *LOOKED), "give either an ID, or options that select entries"),
+        (("retry", *LOOKED), "give either an ID, or options that select entries"),
+        (("retry", "a3a344f6", "--dry-run", *LOOKED), "--dry-run, --max and --rate need options that select entries"),
+        (("cancel", "--destination", "crm"), "Missing option '--reason'"),
+        (("cancel", "a3a344f6"), "Missing option '--reason'"),
+        (("retry", "a3a344f6"), "Missing option '--reason'"),
+        (("release", "a3a344f6"), "Missing option '--reason'"),
+        (("release", "--ordering-key", "x"), "Missing option '--reason'"),
+        (("again", "a3a344f6"), "Missing option '--reason'"),
+        (("pause", "crm"), "Missing option '--reason'"),
+        (("resume", "crm"), "Missing option '--reason'"),
+        (("show", "a3a344f6", "--payload"), "Missing option '--reason'"),
+        (("cancel", "nonsense", *LOOKED), "'nonsense' is not an entry's id"),
     ],
 )
 def test_a_decision_that_says_too_little_or_too_much_is_refused(
@@ -218,7 +228,7 @@ def test_a_decision_that_says_too_little_or_too_much_is_refused(
 
 
 def test_an_impossible_ordering_key_is_refused_as_the_library_does(database: Database) -> None:
-    printed = error_of("release", "--ordering-key", "\udcff", database=database)
+    printed = error_of("release", "--reason", "asked", "--ordering-key", "\udcff", database=database)
 
     assert printed == (1, "refused", r"ordering_key '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
 
@@ -226,11 +236,11 @@ def test_an_impossible_ordering_key_is_refused_as_the_library_does(database: Dat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("retry", "a3a344f6"),
-        ("cancel", "a3a344f6"),
+        ("retry", "a3a344f6", *LOOKED),
+        ("cancel", "a3a344f6", *LOOKED),
         ("resolve", "a3a344f6", "--happened", *LOOKED),
-        ("release", "a3a344f6"),
-        ("release", "--ordering-key", "invoice:7"),
+        ("release", "a3a344f6", *LOOKED),
+        ("release", "--ordering-key", "invoice:7", *LOOKED),
     ],
 )
 def test_what_is_not_there_is_not_found(database: Database, arguments: tuple[str, ...]) -> None:
@@ -249,11 +259,11 @@ def test_a_decision_that_the_state_does_not_allow_has_a_status_of_its_own(
 
     for id, arguments in [
         (waiting, ("resolve", "--happened", *LOOKED)),
-        (waiting, ("release",)),
-        (uncertain, ("retry",)),
-        (uncertain, ("cancel",)),
-        (ended, ("cancel",)),
-        (sending, ("retry",)),
+        (waiting, ("release", *LOOKED)),
+        (uncertain, ("retry", *LOOKED)),
+        (uncertain, ("cancel", *LOOKED)),
+        (ended, ("cancel", *LOOKED)),
+        (sending, ("retry", *LOOKED)),
     ]:
         name, *options = arguments
         status, code, text = error_of(name, str(id), *options, database=database)
@@ -265,7 +275,7 @@ def test_a_decision_that_the_state_does_not_allow_has_a_status_of_its_own(
 def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> None:
     id = put_ended(sqlite, ob)
 
-    assert refused("cancel", str(id), database=sqlite) == (
+    assert refused("cancel", "--reason", "asked", str(id), database=sqlite) == (
         4,
         f"outbox: entry {id} is delivered: it has ended, and that is final\n",
     )
@@ -274,7 +284,7 @@ def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--reason", " "), "must say how you know the outcome; it is recorded"),
+        (("--reason", " "), "must say why, and how you know; it is recorded"),
         (("--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
         ((*LOOKED, "--actor", ""), "must name the operator; it is recorded"),
         ((*LOOKED, "--result", json.dumps("x" * 70_000)), "result"),

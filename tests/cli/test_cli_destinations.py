@@ -97,7 +97,7 @@ def test_pause_and_resume_are_on_record_with_who_and_why(database: Database, ob:
 
     paused = document("pause", "crm", "--actor", "ada", "--reason", "they move house", database=database)
     (then,) = document("destinations", database=database)["destinations"]
-    resumed = document("resume", "crm", "--actor", "bob", database=database)
+    resumed = document("resume", "--reason", "asked", "crm", "--actor", "bob", database=database)
     (now,) = document("destinations", database=database)["destinations"]
 
     assert paused == {"destination": "crm", "decision": "pause", "actor": "ada", "waits": True}
@@ -111,15 +111,21 @@ def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Data
     (id,) = put(database, ob)
     adapters = {"crm": MemoryAdapter()}
 
-    assert succeeded("pause", "crm", "--actor", "ada", database=database) == "destination crm paused\n"
+    assert (
+        succeeded("pause", "--reason", "asked", "crm", "--actor", "ada", database=database)
+        == "destination crm paused\n"
+    )
     assert run_once(database, ob, adapters=adapters) == 0
     assert queue_row(database, id).deliveries == 0
-    assert succeeded("resume", "crm", "--actor", "ada", database=database) == "destination crm resumed\n"
+    assert (
+        succeeded("resume", "--reason", "asked", "crm", "--actor", "ada", database=database)
+        == "destination crm resumed\n"
+    )
     assert run_once(database, ob, adapters=adapters) == 1
 
 
 def test_a_pause_of_what_has_no_entries_asks_whether_that_is_its_name(database: Database) -> None:
-    printed = succeeded("pause", "strpie", "--actor", "ada", database=database)
+    printed = succeeded("pause", "--reason", "asked", "strpie", "--actor", "ada", database=database)
 
     assert printed == "destination strpie paused; it has no entries in the queue: check its name\n"
 
@@ -129,7 +135,7 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
     if known:
         throttle(database, "crm")
 
-    status, code, text = error_of("resume", "crm", "--actor", "ada", database=database)
+    status, code, text = error_of("resume", "--reason", "asked", "crm", "--actor", "ada", database=database)
 
     assert (status, code) == (4, "wrong_state")
     assert text == "destination 'crm' is not paused or throttled: `outbox destinations` lists all"
@@ -138,9 +144,9 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("pause", ""), "has 0 bytes of UTF-8; 1 to 255 are allowed"),
-        (("pause", "x" * 256), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
-        (("resume", "é" * 128), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
+        (("pause", "", "--reason", "x"), "has 0 bytes of UTF-8; 1 to 255 are allowed"),
+        (("pause", "x" * 256, "--reason", "x"), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
+        (("resume", "é" * 128, "--reason", "x"), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
         (("pause", "crm", "--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
     ],
 )
@@ -155,6 +161,6 @@ def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob:
     name = "https://hooks.example.com:8443/\u001b[31m"
     put(database, ob, destination=name)
 
-    printed = succeeded("pause", name, "--actor", "ada", database=database)
+    printed = succeeded("pause", "--reason", "asked", name, "--actor", "ada", database=database)
 
     assert printed == "destination https://hooks.example.com:8443/\\x1b[31m paused\n"

@@ -237,13 +237,13 @@ def status_of(database: Database) -> tuple[int, str]:
     ("arguments", "text"),
     [
         (["resume", "--reason", "x"], "give either a DESTINATION or --after-restore"),
-        (["resume", "mail", "--after-restore"], "give either a DESTINATION or --after-restore"),
+        (["resume", "mail", "--after-restore", "--reason", "x"], "give either a DESTINATION or --after-restore"),
         (
-            ["resume", "mail", "--nothing-lost"],
+            ["resume", "mail", "--nothing-lost", "--reason", "x"],
             "--nothing-lost, --since and --adopt-from need --after-restore",
         ),
         (
-            ["resume", "mail", "--since", "1h"],
+            ["resume", "mail", "--since", "1h", "--reason", "x"],
             "--nothing-lost, --since and --adopt-from need --after-restore",
         ),
         (["resume", "--after-restore", "--env", "test"], "Missing option '--reason'."),
@@ -289,5 +289,5 @@ def test_an_empty_reason_is_refused(database: Database, stored: DatabaseIdentity
     assert error_of(*arguments, database=database, OUTBOX_ENV="test") == (
         1,
         "refused",
-        "reason ' ': must say what happened to the database; it is recorded",
+        "reason ' ': must say why, and how you know; it is recorded",
     )

@@ -71,8 +71,8 @@ def test_the_payload_is_shown_only_when_asked_for(database: Database, ob: outbox
 
     for name in (("status",), ("list",), ("show", str(id))):
         assert "4242" not in succeeded(*name, *form, database=database)
-    assert PRIVATE["card"] in succeeded("show", str(id), "--payload", *form, database=database)
-    assert document("show", str(id), "--payload", database=database)["payload"] == PRIVATE
+    assert PRIVATE["card"] in succeeded("show", "--reason", "asked", str(id), "--payload", *form, database=database)
+    assert document("show", "--reason", "asked", str(id), "--payload", database=database)["payload"] == PRIVATE
 
 
 def test_show_prints_what_the_service_answered_for_an_ended_entry(database: Database, ob: outbox.Outbox) -> None:
@@ -113,7 +113,7 @@ def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob:
 
     for given in (str(id), f" {str(id).upper()} ", id.hex, str(id)[:8], str(id)[:13], id.hex[:31]):
         assert document("show", given, database=database)["id"] == str(id)
-        assert document("retry", given, database=database)["id"] == str(id)
+        assert document("retry", "--reason", "asked", given, database=database)["id"] == str(id)
 
 
 def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Database, ob: outbox.Outbox) -> None:
@@ -134,7 +134,7 @@ def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Data
 
 @pytest.mark.parametrize("given", ["a3a344f", "a4633227-889c-8a14-b547-b020040e96b60", "invoice:42", ""])
 def test_what_is_no_id_is_refused(sqlite: Database, given: str) -> None:
-    status, text = refused("retry", given, database=sqlite)
+    status, text = refused("retry", "--reason", "asked", given, database=sqlite)
 
     assert status == 2
     assert f"{given!r} is not an entry's id: give 8 to 32 hexadecimal digits" in text

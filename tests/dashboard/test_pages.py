@@ -107,7 +107,7 @@ def test_a_destination_that_is_not_throttled_cannot_be_resumed(database: Databas
     put(database, ob)
 
     with dashboard(database) as app:
-        refusal = Browser(app).api("/destinations/resume", {"name": "crm"}, Authorization="Bearer t")
+        refusal = Browser(app).api("/destinations/resume", {"name": "crm", "reason": "x"}, Authorization="Bearer t")
 
     assert refusal.status_code == 409
     assert "not paused or throttled" in refusal.json()["detail"]

@@ -25,7 +25,9 @@ def test_a_filter_that_no_database_can_store_is_refused(database: Database, path
         browser = Browser(app)
         answer = browser.get(f"{path}?{name}={quote(chr(0))}")
         headers = {"Content-Type": "application/json", **BEARER}
-        released = browser.client.post("/api/groups/release", content=rb'{"key": "\ud800"}', headers=headers)
+        released = browser.client.post(
+            "/api/groups/release", content=rb'{"key": "\ud800", "reason": "x"}', headers=headers
+        )
 
     assert answer.status_code == 422
     assert "NUL character" in answer.text

@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from support.dashboard import SITE, Browser, dashboard
-from support.database import Database
+from support.cli_runner import block, put_uncertain
+from support.dashboard import SITE, Browser, dashboard, signed_in
+from support.database import TABLES, Database
 from support.entries import put_one
 
 import outbox
+from dispatchers.dashboard.pages import ACTIONS
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,36 @@ def test_a_static_file_that_does_not_exist_links_to_nothing(sqlite: Database) ->
         answer = Browser(app).get("/static/app.py")
 
     assert (answer.status_code, answer.text) == (404, "there is no such file\n")
+
+
+@pytest.mark.parametrize("reason", [None, "", " \t", "\u200b\u2060", "\u3000"])
+def test_no_decision_is_made_without_a_reason(sqlite: Database, ob: outbox.Outbox, reason: str | None) -> None:
+    id, lost = put_one(sqlite, ob), put_uncertain(sqlite, ob)
+    block(sqlite, lost, "invoice:7")
+    given = {} if reason is None else {"reason": reason}
+    bodies: dict[str, dict[str, Any]] = {
+        f"/entries/{id}/decide": {"decision": "retry"},
+        f"/entries/{lost}/decide": {"decision": "happened"},
+        f"/entries/{id}/propose": {"decision": "cancel"},
+        f"/entries/{id}/reveal": {},
+        "/destinations/pause": {"name": "crm"},
+        "/destinations/resume": {"name": "crm"},
+        "/groups/release": {"key": "invoice:7"},
+        "/bulk/decide": {"decision": "cancel", "entries": [str(id)]},
+        "/bulk/propose": {"decision": "cancel", "entries": [str(id)]},
+    }
+
+    with dashboard(sqlite, authenticate=signed_in("operator", "payload_reader")) as app:
+        answers = {
+            path: Browser(app).api(path, {**body, **given}, Authorization="Bearer t") for path, body in bodies.items()
+        }
+
+    assert {path: answer.json().get("field") for path, answer in answers.items()} == dict.fromkeys(bodies, "reason")
+    assert {answer.status_code for answer in answers.values()} == {422}
+    assert sqlite.rows(TABLES.audit) == []
+    assert {action.path for action in ACTIONS} - {
+        each.replace(str(id), "{id}").replace(str(lost), "{id}") for each in bodies
+    } == {
+        "/proposals/{id}/confirm",
+        "/proposals/{id}/withdraw",
+    }

@@ -199,7 +199,7 @@ def test_the_levels_show_what_is_in_flight_and_what_may_be(
     put(database, ob, count=3)
     put_one(database, ob, "mail.send")
     with database.owner() as connection:
-        pause(connection, TABLES, "mail", actor="ada")
+        pause(connection, TABLES, "mail", actor="ada", reason="asked")
 
     async def main() -> None:
         service = Blocking()

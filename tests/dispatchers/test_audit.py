@@ -99,10 +99,10 @@ def test_each_decision_adds_one_row_with_its_commit(database: Database, ob: outb
 def test_a_destination_that_resumes_is_in_the_audit_log_too(database: Database) -> None:
     with database.engine.begin() as connection:
         decisions.pause(connection, TABLES, "crm", **WHO)
-        decisions.resume(connection, TABLES, "crm", actor="bob")
+        decisions.resume(connection, TABLES, "crm", actor="bob", reason="asked")
 
     assert [(row.action, row.actor, row.reason) for row in rows_of(database)] == [
-        ("resume", "bob", None),
+        ("resume", "bob", "asked"),
         ("pause", "ada", "looked"),
     ]
 
@@ -216,7 +216,7 @@ def test_the_command_maintenance_deletes_old_decisions_too(database: Database) -
 def test_the_command_lists_decisions_the_newest_first(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     succeeded("retry", str(id), "--actor", "ada", "--reason", "the customer waits", database=database)
-    succeeded("pause", "crm", "--actor", "bob", database=database)
+    succeeded("pause", "--reason", "asked", "crm", "--actor", "bob", database=database)
 
     printed = succeeded("audit", database=database)
     first = document("audit", "--limit", "1", database=database)
@@ -245,6 +245,6 @@ def test_showing_a_payload_is_recorded_and_showing_an_entry_is_not(database: Dat
 
 def test_a_missing_entrys_payload_is_not_found_and_not_recorded(database: Database) -> None:
     with pytest.raises(outbox.EntryNotFound), database.engine.begin() as connection:
-        reveal(connection, TABLES, uuid4(), actor="ada")
+        reveal(connection, TABLES, uuid4(), actor="ada", reason="asked")
 
     assert rows_of(database) == []

@@ -78,7 +78,7 @@ def test_the_preview_counts_what_the_rules_allow_and_names_the_rest(database: Da
     put_one(database, ob, "mail.send")
     change(database, suspended, suspended_reason="a clone")
     with database.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, decided_before, actor="bob")
+        decisions.cancel(connection, TABLES, decided_before, actor="bob", reason="asked")
 
     found = previewed(database, Filter(states=("pending", "retry"), destination="crm"), CANCEL)
 

@@ -42,7 +42,7 @@ def test_what_another_operator_is_deciding_is_skipped_and_counted(
     bounded = postgresql.new_engine(connect_args={"options": "-c statement_timeout=20s"})
 
     with postgresql.engine.connect() as connection:  # which does not commit for a while
-        again(connection, configuration, first, actor="bob")
+        again(connection, configuration, first, actor="bob", reason="asked")
         done = decided(postgresql, bounded, Filter(states=("failed",)), decision)
         connection.rollback()
 

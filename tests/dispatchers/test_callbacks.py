@@ -350,7 +350,7 @@ def test_a_dispatcher_without_callbacks_leaves_recorded_ones_to_the_batch(
 ) -> None:
     id = put_one(database, ob)
     with database.engine.begin() as connection:
-        cancel(connection, TABLES, id, actor="ada")
+        cancel(connection, TABLES, id, actor="ada", reason="asked")
 
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
 

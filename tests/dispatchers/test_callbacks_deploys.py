@@ -77,7 +77,7 @@ def test_what_waits_for_its_callback_shows_why_and_retry_sends_nothing(newer: Sh
     why = "failed: status 422: no such customer; waits for a process that has on_settled crm.upsert"
 
     waits = document("show", str(id), database=database)
-    printed = succeeded("retry", str(id), database=database)
+    printed = succeeded("retry", "--reason", "asked", str(id), database=database)
     listed = command("list", database=database, COLUMNS="250").stdout
     shown = succeeded("show", str(id), database=database)
 
@@ -183,7 +183,7 @@ def test_an_operators_cancel_waits_for_a_process_that_has_the_callback(newer: Sh
     id = put_one(newer.database, newer.ob)
     newer.run_once(adapters={"mail": MemoryAdapter()})
     with newer.database.engine.begin() as connection:
-        cancel(connection, TABLES, id, actor="ada")
+        cancel(connection, TABLES, id, actor="ada", reason="asked")
     adapter = MemoryAdapter()
 
     run_once(newer.database, newer.ob, adapters={"crm": adapter})

@@ -186,7 +186,7 @@ def test_a_cancelling_that_fails_is_repeated_and_never_sent(shop: Shop) -> None:
     adapter = MemoryAdapter()
     shop.on_settled(failing(shop, ValueError("a bug")))
     with shop.database.engine.begin() as connection:
-        cancel(connection, shop.ob.configuration.tables, id, actor="ada")
+        cancel(connection, shop.ob.configuration.tables, id, actor="ada", reason="asked")
 
     for _ in range(2):
         shop.run_once(adapters={"crm": adapter})

@@ -301,7 +301,7 @@ def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
         await hanging.wait()
         await until_true(lambda: working._loops._sender.has_waiting)
         with postgresql.observer.begin() as connection:
-            decisions.pause(connection, TABLES, "crm", actor="ops")
+            decisions.pause(connection, TABLES, "crm", actor="ops", reason="asked")
         await until_true(lambda: "crm" in working._loops._flow.shut_until)
         going_on.set()
         await until_true(lambda: not working._loops._sender)

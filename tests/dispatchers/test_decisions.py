@@ -141,7 +141,8 @@ def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know the outcome; it is recorded"),
+        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say why, and how you know; it is recorded"),
+        ({"reason": "\u200b \u2060"}, outbox.InvalidValue, "must say why, and how you know; it is recorded"),
         ({"actor": ""}, outbox.InvalidValue, "actor '': must name the operator; it is recorded"),
         ({"actor": "a" * 256}, outbox.InvalidValue, "has 256 characters; the maximum is 255"),
         ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; the maximum is 1000"),
@@ -275,12 +276,12 @@ def test_a_blocked_group_is_released_and_that_is_on_record(database: Database) -
     database.execute(sa.insert(TABLES.blocked_group).values(blocked))
 
     with database.engine.begin() as connection:
-        decisions.release_group(connection, TABLES, "acct_1", actor="ada")
+        decisions.release_group(connection, TABLES, "acct_1", actor="ada", reason="asked")
 
     assert database.rows(TABLES.blocked_group) == []
-    assert history(database, id) == [("decision", "ada", "ordering group released from: uncertain")]
+    assert history(database, id) == [("decision", "ada", "asked")]
     with (
         pytest.raises(outbox.EntryNotFound, match="ordering group 'acct_1' is not blocked"),
         database.engine.begin() as connection,
     ):
-        decisions.release_group(connection, TABLES, "acct_1", actor="ada")
+        decisions.release_group(connection, TABLES, "acct_1", actor="ada", reason="asked")

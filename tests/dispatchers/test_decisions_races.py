@@ -48,7 +48,7 @@ def test_a_claim_passes_over_what_an_operator_is_deciding(postgresql: Database, 
     adapter = MemoryAdapter()
 
     with postgresql.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, deciding, actor="ada")
+        decisions.cancel(connection, TABLES, deciding, actor="ada", reason="asked")
         assert run_once(postgresql.new_engine(), ob, adapters={"crm": adapter}) == 1
     assert run_once(postgresql, ob, adapters={"crm": adapter}) == 1
 
@@ -72,6 +72,6 @@ def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
         pytest.raises(outbox.DecisionRefused, match="has just changed: show it again"),
         sqlite.unprepared_engine().begin() as connection,
     ):
-        decisions.cancel(connection, TABLES, id, actor="ada")
+        decisions.cancel(connection, TABLES, id, actor="ada", reason="asked")
 
     assert (state(sqlite, id), queue_row(sqlite, id).outcome) == ("sending", None)

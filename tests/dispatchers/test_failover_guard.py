@@ -315,7 +315,7 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
         " --after-restore` first"
     )
     with pytest.raises(DecisionRefused, match=saying), database.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, id, actor="ada")
+        decisions.cancel(connection, TABLES, id, actor="ada", reason="asked")
     database.execute(sa.update(META).values(suspended_reason=None))
     with database.begin() as session:
         assert ob.cancel(session, id)

@@ -24,7 +24,7 @@ CONFLICT = KeyConflict("another request")
 
 def release(database: Database, group: str = "ada") -> None:
     with database.engine.begin() as connection:
-        decisions.release_group(connection, TABLES, group, actor="bob")
+        decisions.release_group(connection, TABLES, group, actor="bob", reason="asked")
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])

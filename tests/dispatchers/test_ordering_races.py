@@ -355,7 +355,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_the_groups_release(
 
     def release() -> None:
         with postgresql.new_engine().begin() as connection:
-            decisions.release_group(connection, TABLES, "ada", actor="bob")
+            decisions.release_group(connection, TABLES, "ada", actor="bob", reason="asked")
 
     with in_the_background() as pool:
         with postgresql.engine.begin() as blocking:
@@ -386,7 +386,7 @@ def test_a_block_of_a_group_that_is_blocked_already_is_the_later_ones(
     first = claim_one(store)
     settle_alone(postgresql, first, FAILED)
     with postgresql.engine.begin() as connection:
-        decisions.release_group(connection, TABLES, "ada", actor="bob")
+        decisions.release_group(connection, TABLES, "ada", actor="bob", reason="asked")
     (second,) = put_in_group(postgresql, ob, "second")
     entry = claim_one(store)
     block(postgresql, first.id, "ada")

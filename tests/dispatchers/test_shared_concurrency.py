@@ -265,11 +265,11 @@ def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database
     assert taken_of(database) == ()
     assert work(database, ob, crm, limits=limits) == 0
     with database.engine.begin() as connection:
-        pause(connection, TABLES, "crm", actor="ada")
+        pause(connection, TABLES, "crm", actor="ada", reason="asked")
     age(database, 2 * HOUR)
     assert work(database, ob, crm, limits=limits) == 0
     with database.engine.begin() as connection:
-        resume(connection, TABLES, "crm", actor="ada")
+        resume(connection, TABLES, "crm", actor="ada", reason="asked")
     assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3, rate=0.001, burst=4)}) == 4
     assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3)}) == 6
 
@@ -292,8 +292,8 @@ def test_a_resumption_frees_no_permit_of_what_is_being_sent(database: Database, 
     put(database, ob, count=6)
     claimed_by_another(database, ob)
     with database.engine.begin() as connection:
-        pause(connection, TABLES, "crm", actor="ada")
-        resume(connection, TABLES, "crm", actor="ada")
+        pause(connection, TABLES, "crm", actor="ada", reason="asked")
+        resume(connection, TABLES, "crm", actor="ada", reason="asked")
 
     assert work(database, ob, MemoryAdapter()) == 0
 

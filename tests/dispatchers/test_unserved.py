@@ -41,7 +41,7 @@ def test_what_no_dispatcher_has_served_for_a_minute_is_cancelled_at_once(databas
     young = put_one(database, ob, TYPO)
 
     for id, at_once in ((later, True), (young, False), (served, False)):
-        assert document("cancel", str(id), database=database)["settled"] == at_once
+        assert document("cancel", "--reason", "asked", str(id), database=database)["settled"] == at_once
     printed = succeeded("cancel", str(typo), "--reason", "a slip", database=database)
 
     assert printed == f"entry {typo} is cancelled: no dispatcher serves it\n"
@@ -79,7 +79,7 @@ def test_the_process_that_serves_it_settles_a_cancel_with_its_callback(database:
     def settled(session: Any, settlement: Settlement) -> None:
         ended.append(settlement.state)
 
-    document("cancel", str(id), database=database)
+    document("cancel", "--reason", "asked", str(id), database=database)
     others(database, ob)
     age(database, CANCELLED_DELAY)
     run_once(database, ob, include=[effects])

@@ -109,7 +109,7 @@ def test_an_entry_of_another_env_is_never_sent_and_stops_no_other(
     assert (state(database, foreign), state(database, ours)) == ("pending", "delivered")
     assert document("show", str(foreign), database=database)["reason"] in warning
 
-    assert document("cancel", str(foreign), database=database)["settled"]
+    assert document("cancel", "--reason", "asked", str(foreign), database=database)["settled"]
     assert serve(database, ob) == 1
     assert (state(database, foreign), state(database, following)) == ("cancelled", "delivered")
 
@@ -206,7 +206,7 @@ def test_an_adopted_database_suspends_the_old_entries_and_sends_its_own(database
 
 
 def test_adopting_is_no_decision_about_a_destination(database: Database) -> None:
-    result = command("resume", "mail", "--adopt-from", "prod", database=database)
+    result = command("resume", "--reason", "asked", "mail", "--adopt-from", "prod", database=database)
 
     assert result.exit_code == 2
     assert "--nothing-lost, --since and --adopt-from need --after-restore" in result.stderr

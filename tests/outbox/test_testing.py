@@ -253,7 +253,7 @@ def test_draining_ahead_ends_at_what_is_uncertain_without_another_lookup(databas
 
 def test_draining_ahead_leaves_what_an_operator_has_paused(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "crm.upsert")
-    command("pause", "crm", database=database)
+    command("pause", "--reason", "asked", "crm", database=database)
 
     assert drained(database, ob, adapters={"crm": MemoryAdapter()}, ahead=True) == 0
 

@@ -215,7 +215,7 @@ class Agreement(RuleBasedStateMachine):
                 if what == "cancel":
                     decisions.cancel(connection, TABLES, id, actor="ada", reason="looked")
                 elif what == "retry":
-                    decisions.retry(connection, TABLES, id, actor="ada")
+                    decisions.retry(connection, TABLES, id, actor="ada", reason="asked")
                 else:
                     decisions.resolve(connection, TABLES, id, what, actor="ada", reason="looked")
         except (DecisionRefused, EntryNotFound):
@@ -250,14 +250,14 @@ class Agreement(RuleBasedStateMachine):
     @rule(destination=st.sampled_from(["crm", "mail"]))
     def pause(self, destination: str) -> None:
         with self.database.engine.begin() as connection:
-            decisions.pause(connection, TABLES, destination, actor="ada")
+            decisions.pause(connection, TABLES, destination, actor="ada", reason="asked")
         reference_people.pause(self.reference, destination)
 
     @rule(destination=st.sampled_from(["crm", "mail"]))
     def resume(self, destination: str) -> None:
         try:
             with self.database.engine.begin() as connection:
-                decisions.resume(connection, TABLES, destination, actor="ada")
+                decisions.resume(connection, TABLES, destination, actor="ada", reason="asked")
             resumed = True
         except DecisionRefused:
             resumed = False

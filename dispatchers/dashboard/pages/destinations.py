@@ -49,7 +49,7 @@ class Throttling:
     """About one destination."""
 
     name: str = parameter("The destination's name.")
-    reason: str | None = parameter("Why; it is recorded with your name.", None)
+    reason: str = parameter("Why; it is recorded with your name.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class GroupRelease:
     """About one ordering group."""
 
     key: str = parameter("The ordering key.")
-    reason: str | None = parameter("Why; it is recorded with your name.", None)
+    reason: str = parameter("Why; it is recorded with your name.")
     blocked_by: UUID | None = parameter(
         "The entry that blocks it, as the view returned it: the release is refused if another one blocks it now.", None
     )

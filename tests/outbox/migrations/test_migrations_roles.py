@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,6 +28,11 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.sql.identifiers import quoted
+
+ENDED_BY_HAND = (
+    "WITH gone AS (DELETE FROM outbox_queue RETURNING *) INSERT INTO outbox_settlement (id, state, deliveries, attempts,"
+    " key_epoch, settled_at) SELECT id, 'delivered', deliveries, attempts, key_epoch, now() FROM gone"
+)
 
 pytest_plugins = ["support.blank_databases"]
 
@@ -168,13 +173,13 @@ def test_the_operator_decides_about_entries_and_destinations(as_role: As, ob: ou
     operator = as_role("operator")
 
     with operator.engine.begin() as connection:
-        decisions.retry(connection, TABLES, waiting, actor="ada")
-        decisions.cancel(connection, TABLES, unsent, actor="ada")
+        decisions.retry(connection, TABLES, waiting, actor="ada", reason="asked")
+        decisions.cancel(connection, TABLES, unsent, actor="ada", reason="asked")
         decisions.resolve(connection, TABLES, lost, "happened", actor="ada", reason="they have it")
-        decisions.release(connection, TABLES, blind, actor="ada")
-        decisions.pause(connection, TABLES, "crm", actor="ada")
-        decisions.resume(connection, TABLES, "crm", actor="ada")
-        payload = reveal(connection, TABLES, waiting, actor="ada").payload
+        decisions.release(connection, TABLES, blind, actor="ada", reason="asked")
+        decisions.pause(connection, TABLES, "crm", actor="ada", reason="asked")
+        decisions.resume(connection, TABLES, "crm", actor="ada", reason="asked")
+        payload = reveal(connection, TABLES, waiting, actor="ada", reason="asked").payload
         shown = read_entry(connection, TABLES, lost)
         logged = read_audit(connection, TABLES, rows_max=10).rows
     with as_role("dashboard").engine.connect() as connection:
@@ -196,7 +201,7 @@ def test_the_operator_settles_what_no_dispatcher_serves(as_role: As, owners: Dat
     age(owners, timedelta(hours=1))
 
     with as_role("operator").engine.begin() as connection:
-        at_once = decisions.cancel(connection, TABLES, id, actor="ada")
+        at_once = decisions.cancel(connection, TABLES, id, actor="ada", reason="asked")
 
     assert (at_once, states(owners)) == (True, {"cancelled": 1})
 
@@ -212,6 +217,8 @@ def test_the_operator_settles_what_no_dispatcher_serves(as_role: As, owners: Dat
         "DELETE FROM outbox_entry",
         "UPDATE outbox_settlement SET state = 'delivered'",
         "DELETE FROM outbox_settlement",
+        "DELETE FROM outbox_queue",
+        ENDED_BY_HAND,
         "DELETE FROM outbox_event",
         "UPDATE outbox_event SET reason = 'another'",
         "UPDATE outbox_audit SET reason = 'another'",
@@ -232,7 +239,7 @@ def test_the_operator_asks_again_for_what_failed(as_role: As, ob: outbox.Outbox,
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter([Rejected("no")])})
 
     with as_role("operator").engine.begin() as connection:
-        made = again(connection, ob.configuration, first, actor="ada")
+        made = again(connection, ob.configuration, first, actor="ada", reason="asked")
 
     assert made.is_new
     assert [row.id for row in as_role("dispatcher").queue] == [made.id]
@@ -265,12 +272,61 @@ def test_the_app_neither_reads_nor_writes_the_audit_log(as_role: As) -> None:
     assert refused(as_role("app"), "INSERT INTO outbox_audit SELECT * FROM outbox_audit")
 
 
-@pytest.mark.parametrize("kind", ["maintenance", "dashboard", "operator"])
-def test_only_those_who_enqueue_may_cancel(as_role: As, ob: outbox.Outbox, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["maintenance", "dashboard"])
+def test_only_those_who_enqueue_or_decide_may_cancel(as_role: As, ob: outbox.Outbox, kind: str) -> None:
     (id,) = put(as_role("app"), ob)
 
     assert refused(as_role(kind), f"SELECT outbox_cancel('{id}')")
     assert not refused(as_role("dispatcher"), f"SELECT outbox_cancel('{id}')")
+    assert not refused(as_role("operator"), f"SELECT outbox_cancel('{id}')")
+
+
+def test_the_audit_log_has_the_servers_clock_and_the_login(as_role: As, owners: Database) -> None:
+    forged = "INSERT INTO outbox_audit (at, actor, action, kind, target, count, login) VALUES"
+    forged += " ('2001-01-01', 'grace', 'cancel', 'entry', 'x', 1, 'grace')"
+    operator, maintenance, sending = (as_role(kind) for kind in ("operator", "maintenance", "dispatcher"))
+
+    operator.execute(sa.text(forged))
+    with operator.engine.connect() as connection:
+        login = connection.exec_driver_sql("SELECT session_user").scalar_one()
+        (row,) = read_audit(connection, TABLES, rows_max=10).rows
+    assert (row.actor, row.login, row.at.year > 2001) == ("grace", login, True)
+    assert not refused(operator, "UPDATE outbox_audit SET count = 2")
+    for statement in ("UPDATE outbox_audit SET count = 0", "UPDATE outbox_audit SET count = 9, id = 7"):
+        assert refused(operator, statement)
+    for role in (maintenance, sending):
+        assert refused(role, "DELETE FROM outbox_audit")
+    owners.execute(sa.update(TABLES.audit).values(at=sa.text("now() - interval '401 days'")))
+    assert not refused(maintenance, "DELETE FROM outbox_audit")
+
+
+def test_the_owner_restores_the_audit_log_as_it_was(as_role: As, owners: Database) -> None:
+    given = {"actor": "ada", "action": "retry", "kind": "entry", "target": "x", "count": 1, "login": "shop"}
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+
+    owners.execute(sa.insert(TABLES.audit).values(given | {"at": at}))
+
+    assert [(row.login, row.at) for row in owners.rows(TABLES.audit)] == [("shop", at)]
+
+
+@pytest.mark.parametrize("count", [1, 30, 1000])
+def test_no_waiting_entry_is_deleted_by_maintenance(as_role: As, ob: outbox.Outbox, count: int) -> None:
+    put(as_role("app"), ob, count=count)
+    maintenance = as_role("maintenance")
+
+    assert refused(maintenance, "DELETE FROM outbox_entry")
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    assert not refused(maintenance, "DELETE FROM outbox_entry")
+
+
+def test_the_guards_follow_no_search_path_of_who_decides(as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob)
+    maintenance = as_role("maintenance")
+
+    with maintenance.engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TEMP TABLE outbox_queue (LIKE public.outbox_queue)")
+        with pytest.raises(DBAPIError, match="waits in the queue"):
+            connection.exec_driver_sql("DELETE FROM public.outbox_entry")
 
 
 def test_the_cancelling_function_is_closed_to_everyone_from_the_start(owners: Database, names: dict[str, str]) -> None:

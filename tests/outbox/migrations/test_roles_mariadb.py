@@ -175,17 +175,17 @@ def test_the_operators_role_decides_and_asks_again(as_role: As, ob: outbox.Outbo
     mail = MemoryAdapter([Unknown("no answer")], window=None)
     operator = as_role("operator")
     with operator.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, unsent, actor="ada")
-        decisions.retry(connection, TABLES, failed, actor="ada")
+        decisions.cancel(connection, TABLES, unsent, actor="ada", reason="asked")
+        decisions.retry(connection, TABLES, failed, actor="ada", reason="asked")
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter([Rejected("no")]), "mail": mail})
     (lost,) = [row.id for row in as_role("dispatcher").queue if row.state == "uncertain"]
 
     with operator.engine.begin() as connection:
         decisions.resolve(connection, TABLES, lost, "happened", actor="ada", reason="they have it")
-        decisions.pause(connection, TABLES, "crm", actor="ada")
-        decisions.resume(connection, TABLES, "crm", actor="ada")
-        payload = reveal(connection, TABLES, failed, actor="ada").payload
-        made = again(connection, ob.configuration, failed, actor="ada")
+        decisions.pause(connection, TABLES, "crm", actor="ada", reason="asked")
+        decisions.resume(connection, TABLES, "crm", actor="ada", reason="asked")
+        payload = reveal(connection, TABLES, failed, actor="ada", reason="asked").payload
+        made = again(connection, ob.configuration, failed, actor="ada", reason="asked")
         logged = [row.action for row in read_audit(connection, TABLES, rows_max=10).rows]
 
     assert payload == {"amount": 2000}
