@@ -55,6 +55,10 @@ def _conditions(wanted: Filter, be: str) -> Iterator[str]:
         for name, words in names.items():
             if (value := getattr(wanted.parent, name)) is not None:
                 yield f"{words} {value!r}"
+    if wanted.parent_prefix is not None:
+        yield f"under parents that begin with {wanted.parent_prefix!r}"
+    for member in wanted.payload:
+        yield f"with {member.path!r} = {member.value!r} in the payload"
     if wanted.ordering_key is not None:
         yield f"of ordering key {wanted.ordering_key!r}"
     if wanted.reason is not None:
@@ -94,8 +98,10 @@ def _options(wanted: Filter) -> Iterator[str]:
     named = {"operation": wanted.operation, "destination": wanted.destination}
     named |= {} if parent is None else {"parent": parent.key, "env": parent.env}
     named |= {} if parent is None else {"scope": parent.scope, "source": parent.source}
+    named |= {"parent-prefix": wanted.parent_prefix}
     named |= {"ordering-key": wanted.ordering_key, "reason-contains": wanted.reason}
     yield from (f"--{name}={value}" for name, value in named.items() if value is not None)
+    yield from (f"--payload={member}" for member in wanted.payload)
     moments = {"since": wanted.since, "enqueued-since": wanted.enqueued_since}
     moments["enqueued-before"] = wanted.enqueued_before
     yield from (f"--{name}={_option(when)}" for name, when in moments.items() if when is not None)

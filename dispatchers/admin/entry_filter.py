@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, or_, select
 
+from dispatchers.admin.payload_filter import Member
 from dispatchers.store.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, parent_id
@@ -51,13 +52,16 @@ class Filter:
     states: all of WAITING_STATES or all of ENDED_STATES. operation: itself, or all below it: "stripe.refunds".
     suspended: only what an operator or a check suspended. since: only what was due, or ended, by then or later.
     enqueued_since, enqueued_before: by when it was enqueued. reason: a part of why it failed, waits, is uncertain or suspended,
-    letter for letter.
+    letter for letter. parent_prefix: how its parent key begins. payload: members that its payload has; a role that may not read
+    payloads cannot ask for them.
     """
 
     states: Sequence[str] = WAITING_STATES
     operation: str | None = None
     destination: str | None = None
     parent: ParentWanted | None = None
+    parent_prefix: str | None = None
+    payload: Sequence[Member] = ()
     ordering_key: str | None = None
     suspended: bool = False
     reason: str | None = None
@@ -84,8 +88,8 @@ class Filter:
 
 
 def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None:
-    """Raise `InvalidValue` for states of both kinds, for ended entries that are suspended, which none is, and for a reason that
-    no row can have or that this role may not read.
+    """Raise `InvalidValue` for states of both kinds, for ended entries that are suspended, which none is, for a reason that no
+    row can have, and for a reason or a payload that this role may not read.
     """
     states = set(wanted.states)
     if not states or not (states <= set(ENDED_STATES) or states <= set(WAITING_STATES)):
@@ -100,6 +104,11 @@ def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None
     if wanted.reason is not None and not wanted.is_ended and unreadable(connection, [tables.queue.c.outcome]):
         rule = "cannot be searched by this role, which may not read why entries wait: use the dispatcher's role"
         raise InvalidValue("reason", wanted.reason, rule)
+    if wanted.payload and unreadable(connection, [tables.entry.c.payload]):
+        rule = (
+            "cannot be searched by this role, which may not read payloads: use the dispatcher's role, or the operator's"
+        )
+        raise InvalidValue("payload", ", ".join(map(str, wanted.payload)), rule)
 
 
 def _check_part(reason: str) -> None:
@@ -137,6 +146,9 @@ def entry_conditions(tables: Tables, wanted: Filter, now: datetime) -> list[Colu
         conditions.append(or_(entry.c.operation == wanted.operation, below))
     if wanted.parent is not None:
         conditions += wanted.parent.conditions(tables)
+    if wanted.parent_prefix is not None:  # not LIKE, which ignores case on SQLite
+        conditions.append(func.substr(entry.c.parent, 1, len(wanted.parent_prefix)) == wanted.parent_prefix)
+    conditions += [member.condition(tables) for member in wanted.payload]
     if wanted.is_ended:  # else the queue has them too
         given = {"destination": wanted.destination, "ordering_key": wanted.ordering_key}
         conditions += [entry.c[name] == value for name, value in given.items() if value is not None]

@@ -18,6 +18,7 @@ from dispatchers.cli.output import answer, can_ask, clean
 
 if TYPE_CHECKING:
     from dispatchers.admin.bulk import BulkDecision, Preview, Progress
+    from dispatchers.admin.bulk_breakdown import Breakdown
 
 SETTLED_SECONDS = 5.0  # a command waits so long for its decisions to take effect
 EFFECT_PAUSE_SECONDS = 0.2
@@ -86,14 +87,19 @@ def require_one(id: str | None, bulk: Bulk, *, has_filter: bool) -> None:
 def decide_in_bulk(given: Given, decision: "BulkDecision", bulk: Bulk, target: options.Target) -> None:
     """Count, ask, decide, and report."""
     from dispatchers.admin.bulk import STATES, preview
+    from dispatchers.admin.bulk_breakdown import break_down
 
     wanted = filter_of(given, STATES[decision.action])
     with reading(target) as (connection, tables):
         found = preview(connection, tables, wanted, decision)
+        parts = break_down(connection, tables, found.wanted, found.ids) if bulk.dry_run else None
     count = len(found.ids)
     if bulk.dry_run or not count:
         document = _document(decision, found) | {"dry_run": bulk.dry_run, "done": 0, "skipped": {}}
-        answer(document, "\n".join([f"would {found.sentence}" if count else _none(found), *_left_alone(found)]))
+        if parts is not None:
+            document |= {"breakdown": parts.counts, "samples": parts.samples}
+        said = f"would {found.sentence}" if count else _none(found)
+        answer(document, "\n".join([said, *(_breakdown(parts) if parts and count else ()), *_left_alone(found)]))
         return
     _require_few(count, bulk.most)
     _confirm(found, yes=bulk.yes)
@@ -205,6 +211,17 @@ def _document(decision: "BulkDecision", found: "Preview") -> dict[str, Any]:
 
 def _none(found: "Preview") -> str:
     return f"nothing to do: would {found.sentence}"
+
+
+def _breakdown(found: "Breakdown") -> Iterator[str]:
+    """As in `  source: 2 app, 1 http`."""
+    from dispatchers.admin.plain_values import instant
+
+    for name, counts in found.counts.items():
+        label = "parent key begins with" if name == "parent" else name
+        yield f"  {label}: " + ", ".join(f"{count:,} {clean(value) or '-'}" for value, count in counts.items())
+    for sample in found.samples:
+        yield f"  sample: {sample.id}, parent {clean(sample.parent)}, enqueued {instant(sample.created_at)}"
 
 
 def _left_alone(found: "Preview") -> list[str]:

@@ -26,6 +26,13 @@ _OPTIONS = (
     ),
     options.once_option("--destination", help="Only entries for this destination."),
     options.once_option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key."),
+    options.once_option("--parent-prefix", help="Only entries whose parent key begins with this: campaign-7:."),
+    click.option(
+        "--payload",
+        multiple=True,
+        metavar="MEMBER=VALUE",
+        help="Only entries whose payload has this: campaign=spring, or order.country=FR; repeatable.",
+    ),
     options.env_option,
     options.any_scope_option,
     options.any_source_option,
@@ -43,8 +50,8 @@ _OPTIONS = (
     ),
 )
 _NAMES = (
-    *("states", "operation", "destination", "parent", "env", "scope", "source", "ordering_key", "suspended"),
-    *("reason_contains", "since", "enqueued_since", "enqueued_before"),
+    *("states", "operation", "destination", "parent", "parent_prefix", "payload", "env", "scope", "source"),
+    *("ordering_key", "suspended", "reason_contains", "since", "enqueued_since", "enqueued_before"),
 )
 
 
@@ -77,19 +84,22 @@ def has_only(given: Given, option: str) -> bool:
 def filter_of(given: Given, states: Sequence[str]) -> "Filter":
     """The filter that the options make. states: those that it has unless some are given."""
     from dispatchers.admin.entry_filter import Filter
+    from dispatchers.admin.payload_filter import Member
     from outbox.keys import check_field
 
-    for name in ("operation", "destination", "ordering_key"):
+    fields = {"operation": "operation", "destination": "destination", "ordering_key": "ordering_key"}
+    for name, field in (fields | {"parent_prefix": "parent"}).items():
         if given[name] is not None:
-            check_field(name, given[name])
+            check_field(field, given[name])
     env = given["env"]
     if given["parent"] is None and not was_given("env"):
         env = None  # the variable names the env of a parent; entries of another env must be found too
     parent = env, given["parent"], given["scope"], given["source"]
-    names = ("operation", "destination", "ordering_key", "suspended", "since", "enqueued_since", "enqueued_before")
+    names = (*fields, "parent_prefix", "suspended", "since", "enqueued_since", "enqueued_before")
     return Filter(
         states=given["states"] or states,
         parent=parent_wanted(*parent) if any(value is not None for value in parent) else None,
+        payload=tuple(Member.parse(text) for text in given["payload"]),
         reason=given["reason_contains"],
         **{name: given[name] for name in names},
     )

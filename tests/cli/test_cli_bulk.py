@@ -34,9 +34,12 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(database: Database, 
     put(database, ob, count=3)
     arguments = ("cancel", "--destination", "crm", *WHY, "--dry-run")
 
-    assert succeeded(*arguments, database=database) == (
-        "would cancel 3 entries that are pending or retry, for destination 'crm'\n"
-    )
+    said, *breakdown = succeeded(*arguments, database=database).splitlines()
+    assert said == "would cancel 3 entries that are pending or retry, for destination 'crm'"
+    assert breakdown[:4] == [
+        *("  operation: 3 crm.upsert", "  source: 3 app", "  parent key begins with: 3 order:", "  state: 3 pending")
+    ]
+    assert [line.split(",")[0].startswith("  sample: ") for line in breakdown[4:]] == [True] * 3
     printed = document(*arguments, database=database)
     assert (printed["count"], printed["done"], printed["dry_run"]) == (3, 0, True)
     assert events(database) == 0

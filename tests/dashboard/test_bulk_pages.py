@@ -47,6 +47,46 @@ def test_the_link_of_a_list_carries_its_filter_to_the_sentence(database: Databas
     assert cancelled(database) == 0
 
 
+def test_the_page_shows_what_the_entries_have_in_common(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "mail.send", count=2)
+
+    with dashboard(database) as app:
+        browser = Browser(app)
+        page = browser.text("/bulk", decision="cancel", parent_prefix="order:")
+        found = browser.api("/bulk?decision=cancel&parent_prefix=order:").json()["breakdown"]
+
+    counts = {"operation": "mail.send", "source": "app", "parent": "order:", "state": "pending"}
+    assert found["counts"] == {name: {value: 2} for name, value in counts.items()}
+    assert sorted(sample["parent"] for sample in found["samples"]) == ["order:0", "order:1"]
+    assert "order:: 2" in page
+    assert "2000" not in page, "nothing that is sent is shown"
+
+
+@pytest.mark.parametrize(
+    ("roles", "status", "found"), [(["operator"], 403, 0), (["operator", "payload_reader"], 200, 1)], ids=["no", "may"]
+)
+def test_only_a_payload_reader_selects_by_what_was_sent(
+    database: Database, ob: outbox.Outbox, roles: list[str], status: int, found: int
+) -> None:
+    put_one(database, ob, payload={"campaign": "spring"})
+    put_one(database, ob, payload={"campaign": "summer"})
+    wanted = "payload=campaign%3Dspring"
+
+    with dashboard(database, authenticate=signed_in(*roles)) as app:
+        browser = Browser(app)
+        listed = browser.api(f"/entries?{wanted}")
+        counted = browser.api(f"/bulk?decision=cancel&{wanted}")
+        form: dict[str, Any] = {"decision": "cancel", "reason": "wrong", "payload": ["campaign=spring"]}
+        form["entries"] = [str(row.id) for row in database.queue]
+        decided = browser.client.post("/api/bulk/decide", json=form, headers=BEARER)
+
+    assert [answer.status_code for answer in (listed, counted, decided)] == [status] * 3
+    assert cancelled(database) == found
+    if found:
+        assert (len(listed.json()["entries"]), counted.json()["count"]) == (1, 1)
+        assert "with 'campaign' = 'spring' in the payload" in counted.json()["sentence"]
+
+
 def test_the_command_on_the_page_selects_the_same_entries(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "mail.send", count=3)
     put_one(database, ob, "mail.send", parent="order:it's")

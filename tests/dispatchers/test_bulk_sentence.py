@@ -19,6 +19,7 @@ import outbox
 from dispatchers.admin.bulk import BulkDecision, decide, preview
 from dispatchers.admin.bulk_sentence import command_line, conditions, sentence
 from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted
+from dispatchers.admin.payload_filter import Member
 from dispatchers.cli import filters
 from outbox.times import NEVER
 
@@ -30,6 +31,7 @@ def some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | values
 
 
+MEMBERS = st.builds(Member, path=st.sampled_from(["campaign", "order.country", "ünï"]), value=NAMES)
 STATES = st.sampled_from([WAITING_STATES, ENDED_STATES]).flatmap(
     lambda kind: st.lists(st.sampled_from(kind), min_size=1, unique=True).map(tuple)
 )
@@ -41,6 +43,8 @@ FILTERS = st.builds(
     parent=some(
         st.builds(ParentWanted, key=NAMES, env=some(NAMES), scope=some(NAMES), source=some(st.sampled_from(["app"])))
     ),
+    parent_prefix=some(NAMES),
+    payload=st.lists(MEMBERS, max_size=2).map(tuple),
     ordering_key=some(NAMES),
     reason=some(NAMES),
     suspended=st.booleans(),
@@ -88,6 +92,8 @@ def test_every_condition_is_in_the_sentence() -> None:
         operation="stripe.charges",
         destination="stripe",
         parent=ParentWanted("order:1", "prod", "acct_1", "http"),
+        parent_prefix="order:",
+        payload=(Member("order.country", "FR"),),
         ordering_key="ada",
         reason="card_declined",
         suspended=True,
@@ -97,8 +103,9 @@ def test_every_condition_is_in_the_sentence() -> None:
 
     assert sentence("resolve", "happened", wanted, 2) == (
         "record for 2 entries that are pending, retry or uncertain, that are suspended, of operation 'stripe.charges' or below"
-        " it, for destination 'stripe', under parent 'order:1', of env 'prod', of scope 'acct_1', of source 'http', of ordering"
-        " key 'ada', with 'card_declined' in the reason, due at 2026-01-31T12:00:00Z or later, enqueued before 7200 s ago:"
+        " it, for destination 'stripe', under parent 'order:1', of env 'prod', of scope 'acct_1', of source 'http', under"
+        " parents that begin with 'order:', with 'order.country' = 'FR' in the payload, of ordering key 'ada', with"
+        " 'card_declined' in the reason, due at 2026-01-31T12:00:00Z or later, enqueued before 7200 s ago:"
         " that it happened"
     )
 

@@ -15,6 +15,7 @@ import outbox
 from dispatchers.admin.entries import list_entries
 from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted, select_ids
 from dispatchers.admin.entry_pages import Place
+from dispatchers.admin.payload_filter import Member
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import clock_plus, database_now
 from outbox.times import NEVER
@@ -42,6 +43,8 @@ def selected(database: Database, **wanted: Any) -> set[UUID]:
         {"destination": "mail"},
         {"parent": ParentWanted("order:1")},
         {"parent": ParentWanted("order:1", "test", "", "app")},
+        {"parent_prefix": "ord", "operation": "mail"},
+        {"payload": (Member("card", "4242424242424242"),), "operation": "mail"},
         {"ordering_key": "customer:7"},
         {"reason": "within 30"},
         {"states": ["uncertain"]},
@@ -195,3 +198,76 @@ def test_a_time_may_be_an_instant(database: Database, ob: outbox.Outbox) -> None
 
     assert listed(database, enqueued_before=now, since=now - timedelta(days=1)) == [id]
     assert listed(database, enqueued_since=now) == []
+
+
+# --- what was sent
+
+PAYLOAD: dict[str, Any] = {
+    "campaign": "spring",
+    "ünï": "grün",
+    "number": 3,
+    "share": 1.5,
+    "yes": True,
+    "no": False,
+    "none": None,
+    "empty": "",
+    "percent": "50%_",
+    "escaped": 'a"b\\c\n\u0001',
+    "order": {"country": "FR", "line": {"sku": "x-1"}},
+}
+HAS = [
+    *("campaign=spring", "ünï=grün", "number=3", "share=1.5", "yes=true", "no=false", "empty=", "percent=50%_"),
+    *("order.country=FR", "order.line.sku=x-1", 'escaped=a"b\\c\n\u0001'),
+]
+HAS_NOT = [
+    *("campaign=Spring", "campaign=sprin", "campaign=spring ", "Campaign=spring", "number=30", "number=3.0", "yes=1"),
+    *(
+        "none=null",
+        "none=",
+        "missing=",
+        "missing=spring",
+        "order=FR",
+        "order.city=FR",
+        "campaign.spring=x",
+        "percent=50%a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("members", "found"), [(HAS, True), (HAS_NOT, False)], ids=["has", "has not"])
+@pytest.mark.every_value
+def test_each_database_finds_the_same_members_of_a_payload(
+    database: Database, ob: outbox.Outbox, members: list[str], found: bool
+) -> None:
+    id = put_one(database, ob, payload=PAYLOAD)
+    put_one(database, ob, payload=["spring"])
+    put_one(database, ob, payload="spring")
+    put_one(database, ob, payload={"nul": "a\0b"})
+
+    selects = {text: selected(database, payload=(Member.parse(text),)) for text in members}
+
+    assert selects == dict.fromkeys(members, {id} if found else set())
+
+
+def test_a_parents_beginning_is_compared_letter_for_letter(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob, parent="spring_7:ada")
+    put_one(database, ob, parent="springX7:ada")
+    put_one(database, ob, parent="Spring_7:ada")
+
+    assert selected(database, parent_prefix="spring_7:") == {id}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("campaign", "must be a member and its value, as in campaign=spring"),
+        ("=spring", "must be a member and its value, as in campaign=spring"),
+        ("a..b=1", "must be a member and its value, as in campaign=spring"),
+        ('a"b=1', "has a quote or a backslash in its path, which cannot be searched for"),
+        ("a=\0", "contains a NUL character or a lone surrogate, which cannot be searched for"),
+        ("a=" + "x" * 1001, "has more than 1000 characters in its path or its value"),
+    ],
+)
+def test_a_member_that_cannot_be_searched_for_is_refused(text: str, error: str) -> None:
+    with pytest.raises(InvalidValue, match=error):
+        Member.parse(text)

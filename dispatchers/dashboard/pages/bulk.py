@@ -16,6 +16,7 @@ from sqlalchemy import Connection, func, select
 from dispatchers.admin import proposals
 from dispatchers.admin.again import why_no_keys
 from dispatchers.admin.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
+from dispatchers.admin.bulk_breakdown import Breakdown, break_down
 from dispatchers.admin.bulk_sentence import command_line, sentence
 from dispatchers.admin.entry_filter import (
     ENDED_STATES,
@@ -31,7 +32,7 @@ from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone, require_keys
 from dispatchers.dashboard.decision_texts import BULK, BulkName
 from dispatchers.dashboard.failures import Failure
-from dispatchers.dashboard.pages.entries import EntriesWanted
+from dispatchers.dashboard.pages.entries import EntriesWanted, require_readable
 from dispatchers.dashboard.pages.proposals import PROPOSED
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Context, Reading, View
@@ -57,8 +58,9 @@ class BulkPage:
     states: of each decision that the filter allows, those that it is about unless the filter names others.
     why_not_again: why this dashboard cannot ask again. sentence: None without a decision, and if more than 10,000 entries meet
     the filter. count: of the entries that would change. left_alone: of the others that meet the filter, how many for which
-    reason. parameters, entries: what the action needs, beside a reason. second_person: whether another operator must confirm it.
-    command: which does the same, or asks again where this dashboard cannot.
+    reason. breakdown: of the entries that would change, with samples. parameters, entries: what the action needs, beside a
+    reason. second_person: whether another operator must confirm it. command: which does the same, or asks again where this
+    dashboard cannot.
     """
 
     at: datetime
@@ -68,6 +70,7 @@ class BulkPage:
     sentence: str | None = None
     count: int = 0
     left_alone: Mapping[str, int] | None = None
+    breakdown: Breakdown | None = None
     parameters: Mapping[str, Any] | None = None
     entries: str = ""
     second_person: bool = False
@@ -82,6 +85,7 @@ class _About(NamedTuple):
 def _about(
     context: Context, connection: Connection, query: "BulkQuery | CountedForm", name: BulkName, reason: str
 ) -> _About:
+    require_readable(context.identity, query)
     text, asks = BULK[name], name == "again"
     wanted = query.filter(STATES[text.action])
     if set(wanted.states) & set(WAITING_STATES if asks else ENDED_STATES):
@@ -117,6 +121,7 @@ def read(reading: Reading, query: BulkQuery) -> BulkPage:
     empty = BulkPage(at=database_now(connection), states=_choices(query))
     if "again" in empty.states:
         empty = replace(empty, why_not_again=why_no_keys(connection, tables, reading.configuration))
+    require_readable(reading.identity, query)
     if query.decision in (None, "again") and empty.why_not_again is not None:
         return replace(empty, command=command_line("again", None, query.filter(STATES["again"])))
     if query.decision is None:
@@ -133,6 +138,7 @@ def read(reading: Reading, query: BulkQuery) -> BulkPage:
         sentence=found.sentence,
         count=len(found.ids),
         left_alone=found.left_alone,
+        breakdown=break_down(connection, tables, found.wanted, found.ids) if found.ids else None,
         parameters=_parameters(found.wanted, query.decision, found.at),
         entries=ids_text(found.ids),
         second_person=query.decision in reading.second_person,
@@ -149,6 +155,8 @@ def _parameters(wanted: Filter, decision: BulkName, at: datetime) -> dict[str, A
         "state": list(wanted.states),
         "operation": wanted.operation,
         "destination": wanted.destination,
+        "parent_prefix": wanted.parent_prefix,
+        "payload": [str(member) for member in wanted.payload] or None,
         "ordering_key": wanted.ordering_key,
         "reason_contains": wanted.reason,
         "suspended": "true" if wanted.suspended else None,

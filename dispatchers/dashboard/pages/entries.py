@@ -1,6 +1,6 @@
 """The list of entries, with filters in its address."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -9,7 +9,9 @@ from uuid import UUID
 from dispatchers.admin.counts import Count, planned_rows
 from dispatchers.admin.entries import EntrySummary, list_entries
 from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted, select_ids
+from dispatchers.admin.payload_filter import Member
 from dispatchers.admin.plain_values import place_text
+from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
@@ -31,6 +33,10 @@ class EntriesWanted:
     operation: str | None = parameter("Only this operation and those below it.", None)
     destination: str | None = parameter("Only this destination.", None)
     parent: str | None = parameter("Only under this parent key, for example an Idempotency-Key.", None)
+    parent_prefix: str | None = parameter("Only parent keys that begin with this.", None)
+    payload: tuple[str, ...] = parameter(
+        "Only if the payload has this member with this value: campaign=spring. For a payload reader.", ()
+    )
     scope: str | None = parameter("Only parent keys of this scope.", None)
     source: str | None = parameter("Only parent keys of this source: app, http, inbox:...", None)
     env: str | None = parameter("Only this deployment's.", None)
@@ -53,6 +59,8 @@ class EntriesWanted:
             operation=self.operation,
             destination=self.destination,
             parent=ParentWanted(*named) if any(named) else None,
+            parent_prefix=self.parent_prefix,
+            payload=tuple(Member.parse(text) for text in self.payload),
             ordering_key=self.ordering_key,
             reason=self.reason_contains,
             suspended=self.suspended,
@@ -60,6 +68,17 @@ class EntriesWanted:
             enqueued_since=self.enqueued_since,
             enqueued_before=self.enqueued_before,
         )
+
+
+READ_BY: Mapping[str, Role] = {"payload": Role.PAYLOAD_READER}
+"""Filters that compare what only this role may read: the number of entries that they select shows it, letter by letter."""
+
+
+def require_readable(identity: Identity, wanted: EntriesWanted) -> None:
+    """Raise `Failure` for a filter on what the identity may not read."""
+    for name, role in READ_BY.items():
+        if getattr(wanted, name) and not identity.may(role):
+            raise Failure(403, "forbidden", f"{name}: only a {role} may select entries by what was sent", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +107,7 @@ class EntriesPage:
 
 def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
     """A page of the entries that the filter selects."""
+    require_readable(reading.identity, query)
     ended = [state for state in query.state if state in ENDED_STATES]
     if ended and (len(ended) < len(query.state) or query.suspended):
         raise Failure(

@@ -1,0 +1,64 @@
+"""Which entries have a value in their payload: a member of the JSON, found by its path and compared as text."""
+
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Text
+from sqlalchemy.sql.functions import FunctionElement
+
+from outbox.errors import InvalidValue
+from outbox.sql.rendering import renders
+from outbox.sql.schema import Tables
+
+CHARS_MAX = 1000  # of a path, and of a value
+UNQUOTABLE = '"\\'
+"""A path with one of these would need another quotation on each database."""
+
+
+class Member(NamedTuple):
+    """A member of the payload, and its value. path: names of members, with a dot between them: `order.campaign`.
+
+    value: the text of a string, a number or a boolean, as in the JSON: `spring`, `3`, `true`.
+    """
+
+    path: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.value}"
+
+    @staticmethod
+    def parse(text: str) -> "Member":
+        """The member of `campaign=spring`. Raises `InvalidValue`."""
+        path, equals, value = text.partition("=")
+        if not equals or not all(path.split(".")):
+            raise InvalidValue("payload", text, "must be a member and its value, as in campaign=spring")
+        if len(path) > CHARS_MAX or len(value) > CHARS_MAX:
+            raise InvalidValue("payload", text, f"has more than {CHARS_MAX} characters in its path or its value")
+        if any(char in UNQUOTABLE for char in path):
+            raise InvalidValue("payload", text, "has a quote or a backslash in its path, which cannot be searched for")
+        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+            raise InvalidValue(
+                "payload", text, "contains a NUL character or a lone surrogate, which cannot be searched for"
+            )
+        return Member(path, value)
+
+    def condition(self, tables: Tables) -> ColumnElement[bool]:
+        """That the entry's payload has this member, with this value."""
+        return _MemberText(tables.entry.c.payload, self.path) == self.value
+
+
+# PostgreSQL reads no JSON with an escaped NUL, whichever member is asked for: one such payload would end the statement.
+_WITHOUT_NUL = r"regexp_replace(convert_from({0}, 'UTF8'), '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g')"
+
+
+@renders(
+    postgresql=rf"(CAST({_WITHOUT_NUL} AS json) #>> string_to_array(CAST({{1}} AS text), '.'))",
+    sqlite="""(CASE json_type(CAST({0} AS TEXT), '$."' || replace({1}, '.', '"."') || '"')
+        WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'
+        ELSE CAST(json_extract(CAST({0} AS TEXT), '$."' || replace({1}, '.', '"."') || '"') AS TEXT) END)""",
+    mariadb="""(NULLIF(JSON_UNQUOTE(JSON_EXTRACT(CONVERT({0} USING utf8mb4),
+        CONCAT('$."', REPLACE({1}, '.', '"."'), '"'))), 'null') COLLATE utf8mb4_nopad_bin)""",
+)
+class _MemberText(FunctionElement[str]):
+    type = Text()
+    inherit_cache = True
