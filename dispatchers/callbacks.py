@@ -8,9 +8,10 @@ callback writes commits together with the settlement, once, or not at all.
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, select
@@ -102,6 +103,16 @@ Callback: TypeAlias = Callable[[Any, Settlement], Any]
 OnCompleted: TypeAlias = Callable[[Any, Completed], Any]
 Function: TypeAlias = Callback | OnCompleted
 Kind: TypeAlias = Literal["on_settled", "on_uncertain", "on_completed"]
+
+
+class AppTransactions(Protocol):
+    """The transactions of a framework, in which callbacks run instead of those of the dispatcher's engine, each on a thread."""
+
+    def begin(self) -> AbstractContextManager[tuple[Connection, Session]]:
+        """A transaction that commits at the end of the block, and a session that cannot end it."""
+
+    def call(self, connection: Connection, function: Function, session: Session, argument: Any) -> Any:
+        """Call the app's function, which may be async, on this thread."""
 
 
 OPERATIONS_MAX = 10_000

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypedDict
 
+from dispatchers.callbacks import AppTransactions
 from dispatchers.flow_control.state import Limits, check_limits
 from outbox.errors import ConfigurationError
 
@@ -24,6 +25,7 @@ class GivenSettings(TypedDict, total=False):
     limits: Mapping[str, Limits]
     callbacks_at_once: int
     callback_timeout: timedelta | None
+    callback_transactions: AppTransactions | None
     poll: timedelta
     grace: timedelta
     keep: timedelta
@@ -45,6 +47,7 @@ class Settings:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     callbacks_at_once: int = 4
     callback_timeout: timedelta | None = None
+    callback_transactions: AppTransactions | None = None
     poll: timedelta = timedelta(milliseconds=250)
     grace: timedelta = timedelta(seconds=30)
     keep: timedelta = KEEP

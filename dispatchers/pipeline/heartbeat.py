@@ -40,10 +40,12 @@ def declared(
 ) -> dict[str, Any]:
     """The settings that should be equal in all dispatchers of a fleet. Durations are seconds.
 
-    The path of the identity file is left out, because it may differ between hosts.
+    The path of the identity file is left out, because it may differ between hosts, and so is what opens the transactions.
     """
-    own = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
-    del own["identity_file"]
+    left_out = ("identity_file", "callback_transactions")
+    own = {
+        field.name: _plain(getattr(settings, field.name)) for field in fields(settings) if field.name not in left_out
+    }
     return own | {
         "callback_timeout": _plain(settings.callback_deadline),
         "callbacks": sorted(callbacks),

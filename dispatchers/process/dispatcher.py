@@ -71,6 +71,7 @@ class Dispatcher:
     callbacks_at_once: how many callbacks run at a time. Each uses a connection of the engine's pool.
     callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
         `lease - margin`.
+    callback_transactions: where callbacks run instead of the engine's transactions: `dispatchers.django.DjangoTransactions()`.
     poll: how long an idle dispatcher waits while no hints of commits arrive. While they arrive it waits a second or longer.
     grace: how long a drain waits for the sends in flight.
     keep: how long a finished entry is kept.
@@ -130,6 +131,7 @@ class Dispatcher:
             self._outbox.configuration,
             lease=settings.lease,
             callback_timeout=settings.callback_deadline,
+            callback_transactions=settings.callback_transactions,
             promotions_lose_nothing=settings.promotions_lose_nothing,
         )
         self._require_async_for(self._callbacks.first_async())

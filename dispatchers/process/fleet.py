@@ -70,15 +70,17 @@ class Fleet:
         report: Reporter | None = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
-        self._given: dict[str, Any] = {
-            **{"adapters": adapters, "include": include, "keyring": keyring, "outbox": outbox},
-            **{"trace": trace, "report": report},
-        }
+        self._given: dict[str, Any] = {"adapters": adapters, "include": include, "keyring": keyring, "outbox": outbox}
+        self._given |= {"trace": trace, "report": report}
         self._settings = settings
         self._observe = observe
         check_include(include)
         _require_sync(Callbacks(operations.callbacks for operations in include))
         checked = Settings.of(settings)
+        if checked.callback_transactions is not None:
+            raise ConfigurationError(
+                "a fleet serves several databases, so it has no callback_transactions: use a Dispatcher"
+            )
         self.grace = checked.grace
         routes = Routes(
             merge(adapters or {}, *(each.adapters for each in include)),

@@ -72,10 +72,17 @@ def call_completed(
     return True
 
 
-def call_at_once(session: Session, connection: Connection, call: Call) -> None:
-    """Call a sync function, and flush its session. Raises `call.failure` for every exception of the function."""
+def call_at_once(session: Session, connection: Connection, call: Call, call_function: Any = None) -> None:
+    """Call a sync function, and flush its session. Raises `call.failure` for every exception of the function.
+
+    call_function: calls it otherwise, as the app's framework asks for; see `AppTransactions.call`.
+    """
     with named_failures(connection, call.failure):
-        require_no_awaitable(call.function(session, call.argument))
+        if call_function is None:
+            answer = call.function(session, call.argument)
+        else:
+            answer = call_function(connection, call.function, session, call.argument)
+        require_no_awaitable(answer)
         flush_all(session)
         require_intact(connection)
         hint_after_commit(session)

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from dispatchers.callbacks import CallbackOverdue, require_intact
+from dispatchers.callbacks import AppTransactions, CallbackOverdue, require_intact
 from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
 from dispatchers.store.guards import Guards
 from dispatchers.threads import is_async, on_own_thread
+from outbox.errors import ConfigurationError
 from outbox.session import flush_all, hint_after_commit
 from outbox.sql.connections import write_iso_dates
 from outbox.sql.dialect import leave_autocommit, require_transaction
@@ -120,7 +121,8 @@ class Run:
 class CallbackTransactions:
     """Runs callbacks in transactions at the engine's own isolation level.
 
-    timeout: how long a callback may take. schema: of our tables. run: runs work in another transaction.
+    timeout: how long a callback may take. schema: of our tables. run: runs work in another transaction. app: has the transactions
+    instead of the engine.
     """
 
     def __init__(
@@ -131,12 +133,16 @@ class CallbackTransactions:
         *,
         schema: str | None,
         run: Callable[[Callable[[Connection], Any]], Awaitable[Any]],
+        app: AppTransactions | None = None,
     ) -> None:
         self._engine = engine
-        self._async_engine = async_engine
+        self._async_engine: Any = async_engine if app is None else None
         self._timeout = timeout
         self._schema = schema
         self._run = run
+        self._app = app
+        self._begun = self._on_own_engine if app is None else app.begin
+        self._database: Any = None  # what identifies the store's database, once it was compared with the app's
         limits = Guards(statement=timeout, silence=timeout)  # no lock_timeout: the app decides how long it waits
         self._begin = text(f"SELECT pg_backend_pid(), now(), {limits.sql}")
 
@@ -145,6 +151,7 @@ class CallbackTransactions:
 
         An engine in autocommit mode gets a transaction at READ COMMITTED. Raises `CallbackFailed`, and what the database raises.
         """
+        await self.require_same_database()
         run = Run(self._timeout)
         if self._async_engine is not None:
             return await self._finish(run, asyncio.ensure_future(self._run_async(run, begin)))
@@ -192,15 +199,39 @@ class CallbackTransactions:
             )
 
     def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
+        call_function = None if self._app is None else self._app.call
+        with self._begun() as (connection, session):
+            run.backend = self._prepare(connection)
+            calling = begin(connection, session)
+            while isinstance(call := _next(calling), Call):
+                with run.calling(connection, call):
+                    call_at_once(session, connection, call, call_function)
+            return call
+
+    @contextlib.contextmanager
+    def _on_own_engine(self) -> Iterator[tuple[Connection, Session]]:
         with self._engine.connect() as connection:
             leave_autocommit(connection)
             with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
-                run.backend = self._prepare(connection)
-                calling = begin(connection, session)
-                while isinstance(call := _next(calling), Call):
-                    with run.calling(connection, call):
-                        call_at_once(session, connection, call)
-                return call
+                yield connection, session
+
+    async def require_same_database(self) -> None:
+        """Raise `ConfigurationError` if the app's transactions are in another database than the outbox. Compared once."""
+        if self._app is None or self._database is not None:
+            return
+        database = await self._run(_identify)
+        of_app = await on_own_thread("outbox-callback", self._identify_app)
+        if database != of_app:
+            raise ConfigurationError(
+                "callback_transactions is on another database than the dispatcher: let Django's database and the dispatcher's URL"
+                " name one server and one database"
+            )
+        self._database = database
+
+    def _identify_app(self) -> Any:
+        with self._begun() as (connection, _):
+            require_transaction(connection, self._schema)
+            return _identify(connection)
 
     async def _run_async(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         async with self._async_engine.connect() as connection:
@@ -242,6 +273,13 @@ def _next(calling: Calling) -> Call | bool:
     except StopIteration as end:
         return bool(end.value)
 
+
+def _identify(connection: Connection) -> Any:
+    return tuple(connection.execute(_DATABASE).one())
+
+
+_DATABASE = text("SELECT pg_postmaster_start_time(), (SELECT oid FROM pg_database WHERE datname = current_database())")
+"""Every role may ask for it. No two servers started in the same microsecond."""
 
 _TERMINATE = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND xact_start = CAST(:began AS timestamptz)"

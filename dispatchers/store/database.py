@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
-from dispatchers.callbacks import Calls, OnCompleted
+from dispatchers.callbacks import AppTransactions, Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.state import FlowUpdate
@@ -77,6 +77,7 @@ class DatabaseStore:
         *,
         lease: timedelta = timedelta(seconds=60),
         callback_timeout: timedelta = CALLBACK_TIMEOUT,
+        callback_transactions: AppTransactions | None = None,
         promotions_lose_nothing: bool = False,
     ) -> None:
         self._async_engine = target if hasattr(target, "sync_engine") else None
@@ -96,8 +97,14 @@ class DatabaseStore:
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
+        self._takes_async_callbacks = self._async_engine is not None or callback_transactions is not None
         self._callbacks = CallbackTransactions(
-            self._engine, self._async_engine, callback_timeout, schema=configuration.schema, run=self._run
+            self._engine,
+            self._async_engine,
+            callback_timeout,
+            schema=configuration.schema,
+            run=self._run,
+            app=callback_transactions,
         )
         self._stuck_groups = StuckGroups(self.tables)
         self._callbacks_read: str | None = None
@@ -151,7 +158,7 @@ class DatabaseStore:
 
     @property
     def takes_async_callbacks(self) -> bool:
-        return self._async_engine is not None
+        return self._takes_async_callbacks
 
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         read = self._callbacks_read  # before any wait: the caller has decided by this record
@@ -237,6 +244,7 @@ class DatabaseStore:
         schema, prefix = self._configuration.schema, self._configuration.prefix
         await self._run(partial(migrations.check, schema=schema, prefix=prefix))
         await self._run(lambda connection: require_usable(connection, self.tables, env, keyring))
+        await self._callbacks.require_same_database()
 
     async def record_secrets(self, keyring: Keyring) -> None:
         await self._run(lambda connection: record_secrets(connection, self.tables, keyring))

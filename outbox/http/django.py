@@ -16,13 +16,11 @@ have written, before the answer is sent. Use the session for the outbox, and Dja
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from functools import cache, partial, wraps
+from contextlib import closing, contextmanager
+from functools import wraps
 from typing import Any, cast
 
-from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from outbox.extras import missing
 
@@ -30,15 +28,15 @@ try:
     from django.conf import settings
     from django.core.exceptions import RequestDataTooBig
     from django.db import Error as DjangoError
-    from django.db import connections, transaction
+    from django.db import transaction
     from django.http import HttpRequest, HttpResponse
     from django.http.request import RawPostDataException
 except ModuleNotFoundError as error:
     raise missing("outbox.http.django", "django", error) from error
 
+from outbox.django import joined_session
 from outbox.errors import ConfigurationError, RequestRefused
 from outbox.fingerprint import canonical_json
-from outbox.hints import AFTER_OUTER_COMMIT
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
@@ -52,10 +50,9 @@ from outbox.http.policy import (
 )
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
-from outbox.session import flush_all
 from outbox.sql.dialect import sqlstate
 
-__all__ = ["ClaimedRequest", "Idempotency", "as_response", "joined_session"]
+__all__ = ["ClaimedRequest", "Idempotency", "as_response"]
 
 
 class Idempotency:
@@ -194,99 +191,6 @@ def as_response(answer: KeptResponse | Answer) -> HttpResponse:
     for name, value in wire.headers:
         response[name] = value
     return response
-
-
-# --- a session in Django's transaction
-
-
-@contextmanager
-def joined_session(using: str = "default") -> Iterator[Session]:
-    """A Session in the transaction that `transaction.atomic()` has open, in a savepoint of it.
-
-    The end of the block commits the session into Django's transaction; Django's own commit makes it permanent. An exception
-    undoes what the session has written, and what Django has written since the block began. Raises `ConfigurationError`
-    outside of `atomic()`, on another database than PostgreSQL with psycopg 3, and without USE_TZ.
-    """
-    connection = connections[using]
-    _require_joinable(connection, using)
-    with (
-        _engine(using)
-        .connect()
-        .execution_options(**{AFTER_OUTER_COMMIT: partial(_hint_after_commit, using)}) as joined,
-        joined.begin(),
-        Session(joined, join_transaction_mode="create_savepoint") as session,
-    ):
-        with connection.execute_wrapper(_after_the_session(session, connection)):
-            yield session
-        session.commit()
-
-
-def _require_joinable(connection: Any, using: str) -> None:
-    if not connection.in_atomic_block:
-        raise ConfigurationError(
-            f"Django has no open transaction on {using!r} that the outbox can join: use `with"
-            f" transaction.atomic(using={using!r})`"
-        )
-    if connection.vendor != "postgresql" or type(connection.connection).__module__.partition(".")[0] != "psycopg":
-        raise ConfigurationError(
-            f"the outbox works with Django only on PostgreSQL with psycopg 3, but {using!r} is another database"
-        )
-    if not settings.USE_TZ:
-        raise ConfigurationError(
-            "the outbox needs instants with their time zone from Django's connection: set USE_TZ = True"
-        )
-
-
-def _after_the_session(session: Session, connection: Any) -> Callable[..., Any]:
-    """Sends, before each statement of Django's, what waits in the session: both's savepoints are in the order of the code."""
-
-    def execute(django_execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        # nothing but a rollback can be sent
-        has_failed = connection.connection.info.transaction_status.name == "INERROR"
-        if session.is_active and not has_failed:
-            flush_all(session)
-            session.connection()  # a savepoint is sent when its connection is first asked for
-        return django_execute(sql, params, many, context)
-
-    return execute
-
-
-class _Borrowed:
-    """Django's connection as SQLAlchemy gets it: the one thing that it cannot do is to end the transaction, or to close."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def commit(self) -> None:
-        """Django does."""
-
-    rollback = close = commit
-
-
-@cache
-def _engine(using: str) -> Engine:
-    """Connects to this thread's current Django connection, each time."""
-    return create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _Borrowed(connections[using].connection),
-        poolclass=NullPool,
-        use_native_hstore=False,  # it would search for the type on the connection, which is none of psycopg's
-    )
-
-
-def _hint_after_commit(using: str, statement: str) -> None:
-    """On Django's own connection, which is free then. A hint may be lost: the dispatchers poll, too."""
-    connection: Any = connections[using]
-
-    def send() -> None:
-        if connection.get_autocommit():  # else it would wait in the next transaction, with a lock of the whole server
-            with suppress(DjangoError), connection.cursor() as cursor:  # a role that may not notify, for one
-                cursor.execute(statement)
-
-    transaction.on_commit(send, using=using, robust=True)
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from support.hints import listening
 from support.http_requests import use_django
 
 import outbox
+from outbox.django import joined_session
 from outbox.http import Policy
-from outbox.http.django import ClaimedRequest, Idempotency, as_response, joined_session
+from outbox.http.django import ClaimedRequest, Idempotency, as_response
 
 pytestmark = pytest.mark.as_app
 
