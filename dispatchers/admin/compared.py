@@ -16,6 +16,8 @@ COMPARED: Final[Mapping[str, tuple[str, ...]]] = {
     "operation": ("entry.operation",),
     "destination": ("entry.destination", "queue.destination"),
     "parent": ("entry.parent",),
+    "parent_prefix": ("entry.parent",),
+    "payload": ("entry.payload",),
     "scope": ("entry.scope", "record.scope"),
     "source": ("entry.source", "record.source"),
     "env": ("entry.env", "record.env"),
