@@ -1,7 +1,7 @@
 """Finds ordering groups whose first entry is blocked although nothing blocks it, and makes that entry due.
 
 Each transaction that takes an entry out of its group makes the next one due, so there are no such groups. This is for what should
-be impossible: a defect, another program, a row that was changed by hand. Otherwise the group would wait for ever.
+be impossible: a defect, another program, a row that was changed by hand. Otherwise the group would wait permanently.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""An ordering group that nobody has advanced continues at the next sweep, and after one command."""
+"""An ordering group that no transaction has advanced continues at the next sweep, and after one command."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.on_mariadb
 
 
 def stick(database: Database, ob: outbox.Outbox, group: str = "ada") -> list[UUID]:
-    """A group of two whose first entry is blocked by nothing, as after a transaction that advanced nobody."""
+    """A group of two whose first entry is blocked by nothing, as after a transaction that has not advanced it."""
     ids = put_in_group(database, ob, f"{group} 1", f"{group} 2", group=group)
     for id in ids:
         change(database, id, due_at=NEVER)

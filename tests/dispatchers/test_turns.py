@@ -154,7 +154,7 @@ def test_destinations_with_callbacks_get_no_more_than_the_pace_leaves() -> None:
     assert {quota.destination for quota in scheduler.take(0)} == {*names, "crm"}
 
 
-def test_a_round_is_not_over_while_those_can_be_asked_that_waited_for_callbacks() -> None:
+def test_a_round_lasts_while_those_that_waited_for_callbacks_can_be_asked() -> None:
     pace = CallbackPace(1, timedelta(seconds=55), destinations={"bank"})
     scheduler = Scheduler(["bank"], permits=10, permits_in_all=100, pace=pace)
     scheduler.begin_round()

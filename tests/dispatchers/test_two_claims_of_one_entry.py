@@ -60,7 +60,7 @@ def test_one_batch_does_what_two_exchanges_do(
     assert "becomes due" not in broken_rules(sqlite)
 
 
-def test_each_database_advances_the_group_behind_a_late_proof(database: Database, ob: outbox.Outbox) -> None:
+def test_each_database_advances_the_group_after_a_late_proof(database: Database, ob: outbox.Outbox) -> None:
     store = DatabaseStore(database.engine, ob.configuration)
     head, following = put_in_group(database, ob, "first", "second")
     lost = claim_one(store)

@@ -1,4 +1,4 @@
-"""`outbox verify` is silent about an outcome that waits for its callback, and about what becomes of it."""
+"""`outbox verify` is silent about an outcome that waits for its callback, and about how the entry then ends."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -124,10 +124,10 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (handed_over(Delivered()), [
         (setting(TABLES.queue, maybe_sent=False), "stored outcome", "has the stored outcome delivered, but maybe_sent is false"),
     ]),
-    (handed_over(Rejected("declined, but not for good")), []),
+    (handed_over(Rejected("declined, but only today")), []),
     (handed_over(Unknown("no answer", final=True), "on_uncertain"), []),
     (handed_over_and_ended(Delivered()), []),
-    (handed_over_and_ended(Rejected("declined, but not for good")), []),
+    (handed_over_and_ended(Rejected("declined, but only today")), []),
     (handed_over_and_ended(Unknown("no answer", final=True), "on_uncertain"), []),
     (found_and_handed_over, []),
     (found_handed_over_and_ended, []),

@@ -1,4 +1,4 @@
-"""What is crowded in some runs: more destinations than each budget serves, and a server that stands still at times.
+"""What is crowded in some runs: more destinations than each budget serves, and a server that stalls at times.
 
 Its draws are its own, so that the other runs stay as they are.
 """
@@ -44,7 +44,7 @@ class Crowd:
         return [Declared(name, FOREVER, False, 12, LEASE * 15) for name in self.idle]
 
     def stall(self) -> float:
-        """For how many seconds the server stands still after a claim: what reaches it meanwhile is done at the end."""
+        """For how many seconds the server stalls after a claim: what reaches it meanwhile is done at the end."""
         return self._rng.choice(STALLS) if self._stalls_often and self._rng.random() < 0.5 else 0.0
 
     @contextmanager

@@ -32,13 +32,13 @@ class Database:
     """The server: its store, its clock, its locks.
 
     chaos: the chance that one of two messages of a request is lost. down_until: it refuses everybody until then.
-    crowd: says when it stands still.
+    crowd: says when it stalls.
     """
 
     def __init__(self, world: World, invariants: Invariants, crowd: Crowd) -> None:
         self.world = world
         self._crowd = crowd
-        self._still_until = 0.0
+        self._stalled_until = 0.0
         self.invariants = invariants
         self.store = ReferenceStore(self.now)
         self.down_until = 0.0
@@ -55,8 +55,8 @@ class Database:
 
     def receive(self, needs: set[UUID], work: Callable[[], Any], reply: Callable[[Any], None]) -> None:
         """Do `work` once no other transaction has changed the rows that it `needs`, as a statement waits for row locks."""
-        if self.world.now < self._still_until:
-            self.world.at(self._still_until - self.world.now, self.receive, needs, work, reply)
+        if self.world.now < self._stalled_until:
+            self.world.at(self._stalled_until - self.world.now, self.receive, needs, work, reply)
         elif self.world.now < self.down_until:
             reply(away())
         elif needs & self.store.locked:
@@ -134,7 +134,7 @@ class Database:
             taken, flow_states = self.store.claim(request), None
         self.invariants.claimed(taken.claimed, request.lease, process)
         if taken.claimed and self.world.faulty:
-            self._still_until = self.world.now + self._crowd.stall()
+            self._stalled_until = self.world.now + self._crowd.stall()
         return Exchange(settled, taken.claimed, taken.passed_over, flow_states, frozenset(postponed))
 
     def is_changed(self, callbacks: frozenset[str]) -> bool:

@@ -35,14 +35,14 @@ class OrderingInvariants:
             self._truth.require(not is_blocking, entry.id, "claimed though its group is blocked")
 
     def require_not_stuck(self, ordering_key: str | None) -> None:
-        """Whoever takes an entry out of a group makes the next one due, unless the group is blocked."""
+        """A transaction that takes an entry out of a group makes the next one due, unless the group is blocked."""
         store = self._truth.store
         waiting = [(row.position or 0, id) for id, row in store.queue.items() if row.ordering_key == ordering_key]
         waits = [(position, id) for position, id in waiting if store.queue[id].state != "uncertain"]
         if ordering_key is None or not waits or ordering_key in store.blocked_group:
             return
         first = min(waits)[1]
-        self._truth.require(not store.queue[first].is_blocked, first, "the first of its group, and nobody makes it due")
+        self._truth.require(not store.queue[first].is_blocked, first, "the first of its group, and blocked by nothing")
 
     def settled(self, entry: ClaimedEntry, change: Any) -> None:
         if entry.ordering_key is None:
