@@ -23,15 +23,18 @@ from dispatchers.admin.decision_effects import (
     text_of,
 )
 from dispatchers.admin.decision_rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
+from dispatchers.admin.dispatchers import served_destinations
 from dispatchers.delivery import RESULT_BYTES_MAX
+from dispatchers.flow_control.state import service_of
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
+from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.stuck_groups import free_stuck, head_of
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
 from outbox.payload import encode_json
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 
@@ -155,7 +158,8 @@ def release_group(
 
 
 def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str) -> bool:
-    """Pause a destination; returns whether any entry waits for it. A second pause replaces the first.
+    """Pause a destination; returns whether any entry waits for it, or a live dispatcher serves it. A second pause replaces the
+    first.
 
     Raises `InvalidValue`.
     """
@@ -165,7 +169,10 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
     _write_destination(connection, tables, name, actor, paused=True, paused_reason=reason)
     write_audit(connection, tables, actor=actor, action="pause", kind="destination", target=name, reason=reason)
     found = select(tables.queue.c.id).where(tables.queue.c.destination == name).limit(1)
-    return connection.execute(found).one_or_none() is not None
+    if connection.execute(found).one_or_none() is not None:
+        return True
+    dispatchers = read_dispatchers(connection, tables, database_now(connection))
+    return service_of(name) in served_destinations(dispatchers)
 
 
 def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 from sqlalchemy import CTE, Connection, Row, ScalarSelect, Select, func, select
 
 from dispatchers.admin.counts import COUNTED_MAX, EXACT_ZERO, Count, planned_rows
+from dispatchers.admin.dispatchers import served_destinations
 from dispatchers.admin.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
+from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.queries import destination_names, is_claimable, of_each_destination, read_lags
-from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.dialect import clock, database_now, read_by_index
 from outbox.sql.schema import Tables
 
 
@@ -54,6 +56,7 @@ class DestinationState:
     waits_because: str | None
 
 
+HELD_SHOWN = 5
 SHOWN_MAX = 200
 """So many destinations are on one page: with 100,000 it had 100 MB."""
 COUNTED_IN_ALL = 20_000  # an open page asks again every five seconds
@@ -79,11 +82,14 @@ class DestinationStates:
 
 
 def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
-    """Every destination that has unsettled entries, or that was throttled once. Counts what is due, within bounds."""
+    """Every destination that has unsettled entries, that was throttled once, or that a live dispatcher serves. Counts what is
+    due, within bounds.
+    """
     now = database_now(connection)
     counts, decided = _count_due(connection, tables, now), _count_decided(connection, tables)
     rows = {row.name: row for row in connection.execute(select(tables.destination))}
     lags = read_lags(connection, tables, now)
+    dispatchers = read_dispatchers(connection, tables, now)
     states = [
         _state(
             name,
@@ -94,9 +100,8 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
             now,
             paused=_is_paused(rows, name),
         )
-        for name in sorted({*counts, *rows})
+        for name in sorted({*counts, *rows, *served_destinations(dispatchers)})
     ]
-    dispatchers = read_dispatchers(connection, tables, now)
     suspended = connection.execute(select(tables.meta.c.suspended_reason)).scalar()
     states = [
         replace(
@@ -110,6 +115,30 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
         for state in states
     ]
     return DestinationStates(at=now, destinations=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What keeps entries from being sent: why all sending is suspended, and throttled destinations, the first `HELD_SHOWN` of
+    `destinations_in_all`.
+    """
+
+    suspended_reason: str | None
+    destinations: list[DestinationState]
+    destinations_in_all: int
+
+
+def read_held(connection: Connection, tables: Tables) -> Held:
+    """Reads no backlog: the states have no counts."""
+    now, destination = database_now(connection), tables.destination
+    throttled = select(destination).where(is_throttled(tables, clock())).order_by(destination.c.name)
+    rows = connection.execute(throttled.limit(HELD_SHOWN)).all()
+    in_all = select(func.count()).select_from(throttled.order_by(None).subquery())
+    return Held(
+        suspended_reason=connection.execute(select(tables.meta.c.suspended_reason)).scalar_one_or_none(),
+        destinations=[_state(row.name, EXACT_ZERO, None, row, now, paused=row.paused) for row in rows],
+        destinations_in_all=len(rows) if len(rows) < HELD_SHOWN else connection.execute(in_all).scalar_one(),
+    )
 
 
 def most_urgent(destinations: Sequence[DestinationState], shown_max: int = SHOWN_MAX) -> list[DestinationState]:

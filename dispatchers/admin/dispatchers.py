@@ -85,6 +85,11 @@ def failure_fields(operation: str, dispatchers: Collection[DispatcherSeen]) -> f
     return frozenset(set.intersection(*found) if found else ())
 
 
+def served_destinations(dispatchers: Collection[DispatcherSeen]) -> set[str]:
+    """The destinations that the operations of live dispatchers have by default, also those for which nothing waits."""
+    return {operation.partition(".")[0] for each in live(dispatchers) for operation in each.operations}
+
+
 def is_served(operation: str, dispatchers: Collection[DispatcherSeen]) -> bool:
     """Whether a live dispatcher has registered the operation, or a prefix of it; or may have, if its settings cannot be read."""
     names = list(prefixes(operation))

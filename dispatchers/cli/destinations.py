@@ -35,9 +35,9 @@ def pause(destination: str, actor: str, reason: str, target: options.Target) -> 
     from dispatchers.admin import decisions
 
     with deciding(target) as (connection, tables):
-        waits = decisions.pause(connection, tables, destination, actor=actor, reason=reason)
-    addition = "" if waits else "; it has no entries in the queue: check its name"
+        is_known = decisions.pause(connection, tables, destination, actor=actor, reason=reason)
+    addition = "" if is_known else "; no entry waits for it and no running dispatcher serves it: check its name"
     answer(
-        {"destination": destination, "decision": "pause", "actor": actor, "waits": waits},
+        {"destination": destination, "decision": "pause", "actor": actor, "is_known": is_known},
         f"destination {clean(destination)} paused{addition}",
     )

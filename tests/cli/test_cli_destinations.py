@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from support.cli_runner import document, error_of, refused, set_row, succeeded
+from support.dashboard import put_heartbeat
 from support.database import TABLES, Database
 from support.entries import HOUR, age, put, queue_row, run_once
 
@@ -100,7 +101,7 @@ def test_pause_and_resume_are_on_record_with_who_and_why(database: Database, ob:
     resumed = document("resume", "--reason", "asked", "crm", "--actor", "bob", database=database)
     (now,) = document("destinations", database=database)["destinations"]
 
-    assert paused == {"destination": "crm", "decision": "pause", "actor": "ada", "waits": True}
+    assert paused == {"destination": "crm", "decision": "pause", "actor": "ada", "is_known": True}
     assert (then["paused"], then["paused_reason"], then["decided_by"]) == (True, "they move house", "ada")
     assert resumed == {"destination": "crm", "decision": "resume", "actor": "bob"}
     assert (now["paused"], now["paused_reason"], now["decided_by"]) == (False, None, "bob")
@@ -127,7 +128,10 @@ def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Data
 def test_a_pause_of_what_has_no_entries_asks_whether_that_is_its_name(database: Database) -> None:
     printed = succeeded("pause", "--reason", "asked", "strpie", "--actor", "ada", database=database)
 
-    assert printed == "destination strpie paused; it has no entries in the queue: check its name\n"
+    assert (
+        printed
+        == "destination strpie paused; no entry waits for it and no running dispatcher serves it: check its name\n"
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -164,3 +168,15 @@ def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob:
     printed = succeeded("pause", "--reason", "asked", name, "--actor", "ada", database=database)
 
     assert printed == "destination https://hooks.example.com:8443/\\x1b[31m paused\n"
+
+
+def test_a_served_destination_without_entries_is_listed_and_known(database: Database) -> None:
+    put_heartbeat(database, "mail.send")
+
+    before = document("destinations", database=database)["destinations"]
+    paused = succeeded("pause", "mail", "--reason", "asked", database=database)
+    of_account = document("pause", "mail:eu", "--reason", "asked", database=database)
+
+    assert [(each["name"], each["due"]) for each in before] == [("mail", 0)]
+    assert paused == "destination mail paused\n"
+    assert of_account["is_known"]

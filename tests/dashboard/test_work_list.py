@@ -9,9 +9,12 @@ import sqlalchemy as sa
 from support.cli_runner import PRIVATE, put_ended, put_uncertain, set_row
 from support.dashboard import Browser, dashboard, put_heartbeat, signed_in
 from support.database import TABLES, Database
-from support.entries import change, put_one
+from support.entries import change, put, put_one, run_once
 
 import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.admin.destinations import HELD_SHOWN
 from outbox.sql.dialect import clock, clock_plus
 
 
@@ -216,3 +219,58 @@ def test_a_waiting_entry_is_offered_what_its_state_allows(database: Database, ob
     assert f"outbox {decision} {id}" in page
     assert 'value="happened"' not in page
     assert answer.status_code == 303
+
+
+# --- what is not sent
+
+
+def test_the_first_page_says_what_is_not_sent_although_nothing_is_uncertain(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob)
+    until = clock_plus(timedelta(minutes=2))
+    throttled: dict[str, dict[str, Any]] = {
+        "bank": {"breaker": "open", "breaker_until": until, "breaker_failures": 10},
+        "crm": {},
+        "mail": {"cooldown_until": until},
+        "sms": {"cooldown_until": clock_plus(-timedelta(minutes=2))},
+    }
+    with database.engine.begin() as connection:
+        for name, values in throttled.items():
+            row = {"name": name, "changed_at": clock(), "paused": False, "breaker": "closed", "breaker_failures": 0}
+            connection.execute(sa.insert(TABLES.destination).values(row | values))
+        decisions.pause(connection, TABLES, "crm", actor="ada", reason="they move house")
+
+    with dashboard(database, authenticate=signed_in("viewer")) as app:
+        page = Browser(app).text("/")
+        held = Browser(app).api("/uncertain").json()["held"]
+
+    assert "Nothing is uncertain." in page
+    for text in ("Not everything is sent now", ">breaker open<", ">paused<", ">cooling<", "they move house"):
+        assert text in page
+    assert [each["name"] for each in held["destinations"]] == ["bank", "crm", "mail"]
+    assert "until in" not in page
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 30])
+def test_the_first_page_names_a_few_of_many_held_destinations(sqlite: Database, count: int) -> None:
+    with sqlite.engine.begin() as connection:
+        for number in range(count):
+            decisions.pause(connection, TABLES, f"shop {number:02}", actor="ada", reason="asked")
+
+    with dashboard(sqlite) as app:
+        page, held = Browser(app).text("/"), Browser(app).api("/uncertain").json()["held"]
+
+    assert (len(held["destinations"]), held["destinations_in_all"]) == (min(count, HELD_SHOWN), count)
+    assert ("Not everything is sent now" in page) == (count > 0)
+    assert ("All 30 of them" in page) == (count == 30)
+
+
+def test_a_suspended_database_is_named_on_the_first_page(database: Database, ob: outbox.Outbox) -> None:
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    database.execute(sa.update(TABLES.meta).values(suspended_reason="restored from a backup"))
+
+    with dashboard(database) as app:
+        page = Browser(app).text("/")
+
+    assert "Nothing is sent: restored from a backup" in page

@@ -21,7 +21,11 @@ from support.open_demo import open_demo
 from support.pictures import addresses
 
 import outbox
+from dispatchers.admin import proposals
+from dispatchers.admin.bulk import BulkDecision
+from dispatchers.admin.entry_filter import Filter
 from dispatchers.dashboard import Dashboard, Identity
+from outbox.sql.schema import tables_of
 
 Browse = Callable[..., AbstractContextManager[Page]]
 
@@ -122,8 +126,11 @@ def page(kept_page: Page, home: str) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def pages(chromium: Browser, home: str) -> dict[str, str]:
-    """The address of each page, by the name of its view."""
+def pages(chromium: Browser, home: str, engine: sa.Engine) -> dict[str, str]:
+    """The address of each page, by the name of its view. There is a proposal to look at."""
+    decision = BulkDecision(action="cancel", actor="mara", reason="ordered twice")
+    with engine.begin() as connection:
+        proposals.propose(connection, tables_of(None, "outbox_"), Filter(states=("pending", "retry")), decision)
     headers = {"X-Name": "ada", "X-Roles": "operator"}  # some pages are for operators only
     with browsing(chromium, home, extra_http_headers=headers, java_script_enabled=False) as page:
         return addresses(page, home)

@@ -62,14 +62,14 @@ def test_a_paused_page_asks_for_nothing_and_stays_paused(browse: Browse, home: s
     with browse("viewer") as page:
         page.clock.install()
         page.goto(f"{home}/overview")
-        page.get_by_role("button", name="Pause updates").click()
+        page.get_by_role("button", name="Stop refreshing").click()
         assert refreshes_in_a_while(page) == 0
 
         page.goto(f"{home}/destinations")
-        expect(page.get_by_role("button", name="Updates paused")).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name="Refreshing stopped")).to_have_attribute("aria-pressed", "true")
         assert refreshes_in_a_while(page) == 0
 
-        page.get_by_role("button", name="Updates paused").click()
+        page.get_by_role("button", name="Refreshing stopped").click()
         assert refreshes_at_last(page)
 
 

@@ -22,6 +22,19 @@ def test_a_page_is_accessible_and_fits_every_screen(page: Page, pages: dict[str,
     assert violations(page, without=[CONTRAST]) == []  # the layout only has changed; that rule costs most
 
 
+@pytest.mark.parametrize(("width", "header", "filter_height"), [(1280, 60, 200), (390, 120, 360)])
+def test_the_header_and_the_filter_leave_room_for_the_entries(
+    page: Page, home: str, width: int, header: int, filter_height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(f"{home}/entries")
+
+    heights = page.evaluate("['.top', '.filter'].map(name => document.querySelector(name).offsetHeight)")
+
+    assert (heights[0] <= header, heights[1] <= filter_height) == (True, True), heights
+    assert not is_wider_than_screen(page)
+
+
 def test_every_page_can_be_read_without_javascript(browse: Browse, home: str) -> None:
     with browse("viewer", java_script_enabled=False) as page:
         page.goto(f"{home}/")
@@ -31,4 +44,4 @@ def test_every_page_can_be_read_without_javascript(browse: Browse, home: str) ->
             page.get_by_role("navigation", name="Pages").get_by_role("link", name=name, exact=True).click()
             assert page.locator("a[aria-current=page]").inner_text() == name
             assert page.locator("main table, main .empty, main article, main .cards, main form").count() > 0
-            assert page.get_by_role("button", name="Pause updates").count() == 0
+            assert page.get_by_role("button", name="Stop refreshing").count() == 0

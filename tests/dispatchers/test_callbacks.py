@@ -354,4 +354,4 @@ def test_a_dispatcher_without_callbacks_leaves_recorded_ones_to_the_batch(
 
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
 
-    assert settlement_row(database, id).reason == "cancelled by an operator"
+    assert settlement_row(database, id).reason == "asked"

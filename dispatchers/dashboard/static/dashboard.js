@@ -47,7 +47,7 @@
   let paused = stored("outbox-paused") === "yes";
   const showPause = () => {
     pause.setAttribute("aria-pressed", String(paused));
-    pause.textContent = paused ? "Updates paused" : "Pause updates";
+    pause.textContent = paused ? "Refreshing stopped" : "Stop refreshing";
   };
   const inUse = (live) =>
     live.contains(document.activeElement) && document.activeElement !== live ||

@@ -66,7 +66,7 @@ def retry(store: ReferenceStore, id: UUID) -> None:
     if known is not None and known.attempts is None:  # an operator has decided
         raise Refused
     row.due_at = store.clock()
-    store.events.append(Event(id, "decision", "made due now"))
+    store.events.append(Event(id, "decision", "asked"))
 
 
 def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None:
