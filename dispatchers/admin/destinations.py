@@ -56,7 +56,7 @@ class DestinationState:
     waits_because: str | None
 
 
-HELD_SHOWN = 5
+NOT_SENT_SHOWN = 5
 SHOWN_MAX = 200
 """So many destinations are on one page: with 100,000 it had 100 MB."""
 COUNTED_IN_ALL = 20_000  # an open page asks again every five seconds
@@ -118,8 +118,8 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What keeps entries from being sent: why all sending is suspended, and throttled destinations, the first `HELD_SHOWN` of
+class NotSent:
+    """What keeps entries from being sent: why all sending is suspended, and throttled destinations, the first `NOT_SENT_SHOWN` of
     `destinations_in_all`.
     """
 
@@ -128,16 +128,16 @@ class Held:
     destinations_in_all: int
 
 
-def read_held(connection: Connection, tables: Tables) -> Held:
+def read_not_sent(connection: Connection, tables: Tables) -> NotSent:
     """Reads no backlog: the states have no counts."""
     now, destination = database_now(connection), tables.destination
     throttled = select(destination).where(is_throttled(tables, clock())).order_by(destination.c.name)
-    rows = connection.execute(throttled.limit(HELD_SHOWN)).all()
+    rows = connection.execute(throttled.limit(NOT_SENT_SHOWN)).all()
     in_all = select(func.count()).select_from(throttled.order_by(None).subquery())
-    return Held(
+    return NotSent(
         suspended_reason=connection.execute(select(tables.meta.c.suspended_reason)).scalar_one_or_none(),
         destinations=[_state(row.name, EXACT_ZERO, None, row, now, paused=row.paused) for row in rows],
-        destinations_in_all=len(rows) if len(rows) < HELD_SHOWN else connection.execute(in_all).scalar_one(),
+        destinations_in_all=len(rows) if len(rows) < NOT_SENT_SHOWN else connection.execute(in_all).scalar_one(),
     )
 
 

@@ -17,7 +17,7 @@ _IS_OWNER = "pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHE
 def guard_entries(schema: str | None, prefix: str, *, dispatcher: str) -> Iterator[str]:
     """An entry that waits in the queue is not deleted: its effect would vanish without a settlement.
 
-    Each deleted entry is looked for in the queue once, by its primary key. A dispatcher's own maintenance passes: the condition
+    Each deleted entry is looked up in the queue once, by its primary key. A dispatcher's own maintenance passes: the condition
     is asked once for a statement.
     """
     entry, queue = (quoted(f"{prefix}{name}", schema) for name in ("entry", "queue"))

@@ -14,7 +14,7 @@ from support.entries import change, put, put_one, run_once
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
-from dispatchers.admin.destinations import HELD_SHOWN
+from dispatchers.admin.destinations import NOT_SENT_SHOWN
 from outbox.sql.dialect import clock, clock_plus
 
 
@@ -224,9 +224,7 @@ def test_a_waiting_entry_is_offered_what_its_state_allows(database: Database, ob
 # --- what is not sent
 
 
-def test_the_first_page_says_what_is_not_sent_although_nothing_is_uncertain(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_the_first_page_shows_what_is_not_sent_if_nothing_is_uncertain(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob)
     until = clock_plus(timedelta(minutes=2))
     throttled: dict[str, dict[str, Any]] = {
@@ -243,25 +241,25 @@ def test_the_first_page_says_what_is_not_sent_although_nothing_is_uncertain(
 
     with dashboard(database, authenticate=signed_in("viewer")) as app:
         page = Browser(app).text("/")
-        held = Browser(app).api("/uncertain").json()["held"]
+        found = Browser(app).api("/uncertain").json()["not_sent"]
 
     assert "Nothing is uncertain." in page
     for text in ("Not everything is sent now", ">breaker open<", ">paused<", ">cooling<", "they move house"):
         assert text in page
-    assert [each["name"] for each in held["destinations"]] == ["bank", "crm", "mail"]
+    assert [each["name"] for each in found["destinations"]] == ["bank", "crm", "mail"]
     assert "until in" not in page
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 30])
-def test_the_first_page_names_a_few_of_many_held_destinations(sqlite: Database, count: int) -> None:
+def test_the_first_page_names_a_few_of_many_stopped_destinations(sqlite: Database, count: int) -> None:
     with sqlite.engine.begin() as connection:
         for number in range(count):
             decisions.pause(connection, TABLES, f"shop {number:02}", actor="ada", reason="asked")
 
     with dashboard(sqlite) as app:
-        page, held = Browser(app).text("/"), Browser(app).api("/uncertain").json()["held"]
+        page, found = Browser(app).text("/"), Browser(app).api("/uncertain").json()["not_sent"]
 
-    assert (len(held["destinations"]), held["destinations_in_all"]) == (min(count, HELD_SHOWN), count)
+    assert (len(found["destinations"]), found["destinations_in_all"]) == (min(count, NOT_SENT_SHOWN), count)
     assert ("Not everything is sent now" in page) == (count > 0)
     assert ("All 30 of them" in page) == (count == 30)
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from dispatchers.admin.cases import Case, read_cases
 from dispatchers.admin.counts import Count
-from dispatchers.admin.destinations import Held, read_held
+from dispatchers.admin.destinations import NotSent, read_not_sent
 from dispatchers.admin.entries import list_entries
 from dispatchers.admin.entry_filter import Filter
 from dispatchers.admin.plain_values import place_text
@@ -33,8 +33,8 @@ class UncertainQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncertainPage:
-    """at: the database's clock. uncertain: how many there are, whatever the filter selects. held: what keeps entries from being
-    sent now.
+    """at: the database's clock. uncertain: how many there are, whatever the filter selects. not_sent: what keeps entries from
+    being sent now.
     next: `after` of the next page; None at the end.
 
     A filtered page may be short, or empty, and not the last.
@@ -42,7 +42,7 @@ class UncertainPage:
 
     at: datetime
     uncertain: Count
-    held: Held
+    not_sent: NotSent
     cases: list[Case]
     next: str | None
 
@@ -59,7 +59,7 @@ def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
     return UncertainPage(
         at=page.at,
         uncertain=count_uncertain(connection, tables),
-        held=read_held(connection, tables),
+        not_sent=read_not_sent(connection, tables),
         cases=cases,
         next=following,
     )
