@@ -19,6 +19,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
+from dispatchers.pipeline.unstarted import BLOCKED
 from dispatchers.store.protocol import Exchange
 from dispatchers.telemetry.errors import ErrorReports, Reporter
 from dispatchers.telemetry.events import Activity, Attempt, Event, GuardedObserver, Levels, Observer
@@ -41,6 +42,7 @@ from dispatchers.transitions import (
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS = 1.0
+NO_SEND = "none"  # what blocked the event loop was no send
 
 _FINDINGS = (Found, Absent, CannotTell)  # a union would be made again for each attempt
 
@@ -85,6 +87,7 @@ class ActivityLog:
         self._claims: Counter[str] = Counter()
         self._settlements: Counter[tuple[str, str]] = Counter()
         self._lost: Counter[str] = Counter()
+        self._blocked: dict[tuple[str, str], float] = {}
 
     def observe(self, observe: Observer) -> None:
         """Report to this observer from now on."""
@@ -128,6 +131,9 @@ class ActivityLog:
 
     def note_lost(self, lost: Sequence[Ending]) -> None:
         """Log the outcomes of a batch that were not stored, in one line."""
+        lost = [ending for ending in lost if not _was_released_meanwhile(ending)]
+        if not lost:
+            return
         kinds = Counter(type(change).__name__ for _, change in lost)
         first = lost[0][0]
         log.warning(
@@ -141,6 +147,12 @@ class ActivityLog:
         )
         if self.is_observed:
             self._lost.update([entry.destination for entry, _ in lost])
+
+    def note_blocked(self, destination: str | None, operation: str | None, seconds: float) -> None:
+        """Note that the event loop was blocked. None: not by a send."""
+        if self.is_observed:
+            name = destination or NO_SEND, operation or NO_SEND
+            self._blocked[name] = self._blocked.get(name, 0.0) + seconds
 
     # --- the reports
 
@@ -163,14 +175,16 @@ class ActivityLog:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _report_all(self) -> None:
-        if self._attempts or self._claims or self._settlements or self._lost:
+        if self._attempts or self._claims or self._settlements or self._lost or self._blocked:
             activity = Activity(
                 attempts=self._attempts,
                 claims=self._claims,
                 settlements=self._settlements,
                 lost_leases=self._lost,
+                blocked_seconds=self._blocked,
             )
             self._attempts, self._claims, self._settlements, self._lost = [], Counter(), Counter(), Counter()
+            self._blocked = {}
             self.report(activity)
         if self._levels is not None:
             self.report(self._levels())
@@ -192,3 +206,9 @@ def result_of(answer: object) -> str:
     if result is None:
         result = next((result for kind, result in _RESULTS.items() if isinstance(answer, kind)), "unknown")
     return result
+
+
+def _was_released_meanwhile(ending: Ending) -> bool:
+    """Whether another thread of this process has released the entry already, because the event loop was blocked."""
+    _, change = ending
+    return isinstance(change, Release) and change.reason == BLOCKED

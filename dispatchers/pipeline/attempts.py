@@ -10,6 +10,7 @@ from dispatchers.delivery import Delivered, Delivery, Finding, Outcome
 from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
+from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.keys import Tag
 
@@ -17,7 +18,10 @@ log = logging.getLogger("outbox.dispatcher")
 
 
 class Attempts:
-    """usable: the part of a lease in which an answer may arrive. flow: stores which destinations were paused."""
+    """usable: the part of a lease in which an answer may arrive. flow: stores which destinations were paused.
+
+    unstarted: what has not begun; another thread may take it.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,9 @@ class Attempts:
         rng: random.Random,
         flow: FlowMonitor,
         activity: ActivityLog,
+        unstarted: Unstarted,
     ) -> None:
+        self._unstarted = unstarted
         self._usable_seconds = usable.total_seconds()
         self._clock = clock
         self._rng = rng
@@ -35,13 +41,16 @@ class Attempts:
         self._activity = activity
 
     def refusal(self, entry: ClaimedEntry, route: Route, step: Send | Lookup, started: float) -> Transition | None:
-        """Why nothing may be sent or looked up now: the window is over, or the lease could end before the answer."""
+        """Why nothing may be sent or looked up now: the window is over, the lease could end before the answer, or it was taken.
+
+        After None the entry counts as begun: call the adapter next.
+        """
         before = step.before if isinstance(step, Send) else None
         if before is not None and (now := self.database_now(entry, started)) >= before:
             return too_late(entry, route.memory, now)
         if self._clock() - started > self._usable_seconds - route.timeout_seconds:
             return Release("its lease was nearly over when it could be sent")
-        return None
+        return None if self._unstarted.begin(entry) else Release(BLOCKED)
 
     def note(self, entry: ClaimedEntry, answer: Outcome | Finding, began: float, started: float) -> None:
         """Count the attempt. began: when the adapter was called. started: before the claim; both by the process's clock."""

@@ -103,6 +103,7 @@ class ClaimLoops:
             queue=parts.queue(self._scheduler.permits_of, clock),
             done=self._collector.done,
             activity=activity,
+            unstarted=self._collector.unstarted,
         )
         levels = partial(read_levels, self._sender, self._scheduler, self._flow, self._collector, guard)
         activity.read_levels_from(levels)
@@ -114,6 +115,7 @@ class ClaimLoops:
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self.used_up = lambda: self._scheduler.used_up
+        self.sending, self.unstarted = self._sender.sending, self._collector.unstarted
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
@@ -288,6 +290,7 @@ class ClaimLoops:
         started = self._clock()
         self._exchanging += 1
         exchange, request = Exchange(), self._request(quotas, cutoff)
+        self.unstarted.ask(request.token)
         try:
             exchange = await self._store.exchange(settlements, request)
             if exchange.error is not None:
@@ -302,6 +305,7 @@ class ClaimLoops:
             await self._learn_callbacks()
             return Progress(asked=bool(quotas))
         finally:
+            self.unstarted.answered(request.token, exchange.claimed)
             self._exchanging -= 1
             flow_update = request.flow_update
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):

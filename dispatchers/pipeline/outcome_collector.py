@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.settlement import Result, SettlementWorker, Waiting
 from dispatchers.pipeline.unserved_log import UnservedLog
+from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.settings import Settings
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Exchange, Store
@@ -35,6 +37,7 @@ class OutcomeCollector:
 
     outcomes: those for the next batches. alone: settles the entries that commit together with a callback.
     news: wakes the claim loops when there is an outcome, a new claim, a free permit, or the end of a loop.
+    unstarted: the claimed entries whose sends have not begun.
     settled_alone: how many entries settled with a callback since `begin`.
     """
 
@@ -73,6 +76,7 @@ class OutcomeCollector:
             errors=activity.errors,
         )
         self.news = asyncio.Event()
+        self.unstarted = Unstarted()
         self.settled_alone = 0
 
     def begin(self) -> None:
@@ -98,6 +102,8 @@ class OutcomeCollector:
 
         outcome: the adapter's answer, if the entry was sent. change: None if the lease must expire by itself.
         """
+        if self.unstarted.end(entry) and isinstance(change, Release):
+            change = replace(change, reason=BLOCKED)
         if outcome is not None:
             self._flow.hear(entry, outcome)
             self._scheduler.ahead.note_end(entry.destination)

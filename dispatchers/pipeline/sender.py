@@ -17,6 +17,7 @@ from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.sanitize import storable, storable_finding
 from dispatchers.pipeline.send_queue import SendQueue, Work
+from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.worker import IDLE, Worker
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.log_ids import work_on
@@ -52,10 +53,13 @@ class Sender:
         queue: SendQueue,
         done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
         activity: ActivityLog,
+        unstarted: Unstarted,
     ) -> None:
         self._store = store
         self._keyring = keyring
-        self._attempts = Attempts(usable=usable, clock=clock, rng=rng, flow=flow, activity=activity)
+        self._attempts = Attempts(
+            usable=usable, clock=clock, rng=rng, flow=flow, activity=activity, unstarted=unstarted
+        )
         self._clock = clock
         self._flow = flow
         self._done = done
@@ -88,6 +92,11 @@ class Sender:
     def claimed_ahead(self) -> Mapping[str, int]:
         """How many entries of each destination wait for a permit."""
         return self._queue.waiting
+
+    def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
+        """The destination and the operation of what this task sends; None if it is not one of this sender's. On any thread."""
+        doing = next((worker.doing for worker in list(self._working) if worker.task is task), None)
+        return None if doing is None else (doing.destination, doing.operation)
 
     def start(self, claims: Iterable[Work]) -> None:
         """Send these entries, or look them up."""
@@ -166,7 +175,7 @@ class Sender:
                     send_batch = route.send_batch
                     works = () if send_batch is None else self._take_with(work)
                     self._set_to_work(loop)
-                    worker.deadline = loop.time() + route.timeout_seconds
+                    worker.deadline, worker.doing = loop.time() + route.timeout_seconds, entry
                     if send_batch is not None and works:
                         await self._attempt_batch(worker, route, send_batch, works)
                     else:
@@ -174,7 +183,7 @@ class Sender:
                     if worker.overdue and worker.task is not None:
                         worker.overdue = False
                         worker.task.uncancel()
-                worker.deadline = IDLE
+                worker.deadline, worker.doing = IDLE, None
                 work_on(None)
                 worker.wake = loop.create_future()
                 self._idle.append(worker)

@@ -7,6 +7,7 @@ from typing import Final
 
 from dispatchers.delivery import Outcome
 from dispatchers.pipeline.routing import Route
+from dispatchers.transitions import ClaimedEntry
 
 IDLE: Final = math.inf
 
@@ -16,7 +17,7 @@ class Worker:
     """A task that runs one send, or one batch, after another. deadline: of the present one, on the event loop's clock.
 
     overdue: the present one was cancelled at its deadline. outcome: the adapter's answer to the present send.
-    wake: the future that it awaits while it has nothing to send.
+    wake: the future that it awaits while it has nothing to send. doing: the entry that it sends, or the first of a batch.
     """
 
     deadline: float = IDLE
@@ -24,6 +25,7 @@ class Worker:
     outcome: Outcome | None = None
     task: asyncio.Task[None] | None = None
     wake: asyncio.Future[None] | None = None
+    doing: ClaimedEntry | None = None
 
     @property
     def is_only_overdue(self) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
+from dispatchers.pipeline.loop_watch import LoopWatch
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
@@ -157,6 +159,8 @@ class Dispatcher:
             rng=rng,
             parts=self._parts(),
         )
+        watch = LoopWatch(self._loops.unstarted, self.store, self._loops.sending, self._activity, settings.lease)
+        self._watching = watch.watching if simulation.store is None else nullcontext  # simulated time has no threads
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         loops, tally = self._loops, self._activity.tally
         self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
@@ -207,11 +211,12 @@ class Dispatcher:
         """
         self._loops.begin()
         async with self._activity.reporting():
-            await self._loops.sweep()
-            self._guard.require_trust()
-            await self.reconcile()
-            await self._completion.run_once()
-            return await self._loops.run_once()
+            with self._watching():
+                await self._loops.sweep()
+                self._guard.require_trust()
+                await self.reconcile()
+                await self._completion.run_once()
+                return await self._loops.run_once()
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
@@ -223,8 +228,9 @@ class Dispatcher:
         self._stopping = stopping
         async with self._activity.reporting():
             try:
-                await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
-                await self._loops.drain(self.grace)
+                with self._watching():
+                    await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
+                    await self._loops.drain(self.grace)
             except asyncio.CancelledError:
                 await self.abandon()
                 raise

@@ -27,7 +27,7 @@ from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTr
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.exchange import Exchanges
 from dispatchers.store.flow_control import make_rows, read_flow_states
-from dispatchers.store.guards import Guards
+from dispatchers.store.guards import Guards, guard
 from dispatchers.store.listener import Listener
 from dispatchers.store.protocol import Exchange, Survey
 from dispatchers.store.queries import (
@@ -40,7 +40,8 @@ from dispatchers.store.queries import (
 )
 from dispatchers.store.stuck_groups import StuckGroups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
-from dispatchers.transitions import ClaimedEntry, End, Ending
+from dispatchers.store.unstarted_leases import read_leased
+from dispatchers.transitions import ClaimedEntry, End, Ending, Release
 from outbox import migrations
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
@@ -159,6 +160,16 @@ class DatabaseStore:
     @property
     def takes_async_callbacks(self) -> bool:
         return self._takes_async_callbacks
+
+    def release(self, entries: Sequence[ClaimedEntry], tokens: Collection[UUID], reason: str) -> int:
+        def work(connection: Connection) -> int:
+            guards = self._transactions.guards
+            guard(connection, guards)
+            leased = [*entries, *read_leased(connection, self.tables, tokens)]
+            released = [(entry, Release(reason)) for entry in leased]
+            return len(self._exchanges.settle(connection, released, guards, None)) if released else 0
+
+        return self._transactions.run_blocking(work)
 
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         read = self._callbacks_read  # before any wait: the caller has decided by this record

@@ -83,6 +83,14 @@ class Store(Protocol):
         """
         ...
 
+    def release(self, entries: Sequence[ClaimedEntry], tokens: Collection[UUID], reason: str) -> int:
+        """Release these entries, and those under these tokens, on the calling thread; returns how many. No send of them has
+        begun. A lost lease is left alone.
+
+        Raises what the database raises.
+        """
+        ...
+
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         """Settle one entry and run `calls` in the same transaction. Returns False if the lease was lost.
 

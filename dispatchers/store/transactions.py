@@ -18,6 +18,7 @@ from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import require_utf8, write_iso_dates
 from outbox.sql.dialect import is_in_autocommit, isolation_level
+from outbox.sql.separate_connections import separate_async_engine
 
 Result = TypeVar("Result")
 
@@ -99,6 +100,23 @@ class Transactions:
                 f"this dispatcher has worked in process {self._process}, and cannot work in its fork, process {os.getpid()}:"
                 " create a Dispatcher in each process, after the fork (docs/process-models.md)"
             )
+
+    def run_blocking(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` on the calling thread, which is not the event loop's, on a connection that is no other thread's."""
+        if self._async_engine is None:
+            return self._run_blocking(None, work)
+
+        async def run() -> Result:
+            pool = self._async_engine.sync_engine.pool.recreate()
+            engine = separate_async_engine(self._async_engine.url, pool)
+            try:
+                async with engine.connect() as connection:
+                    result: Result = await connection.run_sync(self._transact, None, work)
+                    return result
+            finally:
+                await engine.dispose()
+
+        return asyncio.run(run())
 
     async def close(self, *, dispose: bool) -> None:
         """dispose: whether to dispose of the engine, because the store has created it."""

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -20,6 +21,7 @@ log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS_MAX = 10.0
 GIVE_UP_SECONDS_MAX = 3.0
+LATE_SECONDS = 0.5  # an event loop that calls a timer later than this was blocked
 
 
 class DatabaseSilent(TimeoutError):
@@ -63,9 +65,9 @@ class Silence:
         answer: asyncio.Future[Any] = loop.create_future()
         working.add_done_callback(lambda done: _pass_on(done, answer))
         timers = [
-            loop.call_later(self._timeouts.report, self._report),
-            loop.call_later(self._timeouts.drop, self._drop),
-            loop.call_later(self._timeouts.give_up, self._give_up, answer, given_up),
+            _Timer(loop, self._timeouts.report, self._report),
+            _Timer(loop, self._timeouts.drop, self._drop),
+            _Timer(loop, self._timeouts.give_up, partial(self._give_up, answer, given_up)),
         ]
         try:
             return await answer
@@ -104,6 +106,30 @@ class Silence:
                 break_off(self._connection)
             given_up()
             answer.set_exception(DatabaseSilent(f"the database has not answered for {self._timeouts.give_up:g} s"))
+
+
+class _Timer:
+    """Calls `act` after some seconds. If the event loop comes late, because it was blocked, it gets a moment to read the answer,
+    which may have arrived meanwhile.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, act: Callable[[], None]) -> None:
+        self._loop = loop
+        self._act = act
+        self._set(seconds)
+
+    def _set(self, seconds: float) -> None:
+        self._when = self._loop.time() + seconds
+        self._handle = self._loop.call_at(self._when, self._ring)
+
+    def _ring(self) -> None:
+        if self._loop.time() - self._when > LATE_SECONDS:
+            self._set(LATE_SECONDS)
+        else:
+            self._act()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
 
 
 def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -35,12 +35,15 @@ class Activity:
     claims: entries claimed, by destination. settlements: leases ended with a transition, by destination and transition:
         `delivered`, `failed`, `cancelled`, `retry`, `uncertain`, `await_lookup`, `send_again`, `callback_retry` or `released`.
     lost_leases: by destination: another process has claimed the entry before this one settled it.
+    blocked_seconds: how long the event loop was blocked, by the destination and the operation whose send blocked it; `none` for
+        what was no send. Blocks of less than 5 s, or a quarter of a short lease, are not counted.
     """
 
     attempts: Sequence[Attempt]
     claims: Mapping[str, int]
     settlements: Mapping[tuple[str, str], int]
     lost_leases: Mapping[str, int]
+    blocked_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

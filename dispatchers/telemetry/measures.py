@@ -62,6 +62,13 @@ LOST = Measure(
     "Leases that another process took before the entry settled.",
     ("destination",),
 )
+BLOCKED = Measure(
+    "outbox_loop_blocked_seconds_total",
+    "outbox.loop.blocked",
+    "s",
+    "How long the event loop was blocked, by the operation whose send blocked it.",
+    ("destination", "operation"),
+)
 SEND_DURATION = Measure(
     "outbox_send_duration_seconds",
     "messaging.client.operation.duration",
@@ -78,7 +85,7 @@ SEND_DELAY = Measure(
     ("destination",),
     DELAY_SECONDS,
 )
-MEASURES = (SENDS, LOOKUPS, CLAIMED, SETTLED, LOST, SEND_DURATION, SEND_DELAY)
+MEASURES = (SENDS, LOOKUPS, CLAIMED, SETTLED, LOST, BLOCKED, SEND_DURATION, SEND_DELAY)
 
 
 class Names:
@@ -120,7 +127,9 @@ def counts(activity: Activity, names: Names) -> Iterator[Sample]:
         counted[SETTLED, (names.destination(name), transition)] += count
     for name, count in activity.lost_leases.items():
         counted[LOST, (names.destination(name),)] += count
-    return ((measure, labels, count) for (measure, labels), count in counted.items())
+    yield from ((measure, labels, count) for (measure, labels), count in counted.items())
+    for sending, seconds in activity.blocked_seconds.items():
+        yield BLOCKED, names.operation(*sending), seconds
 
 
 def durations(activity: Activity, names: Names) -> Iterator[Sample]:

@@ -23,7 +23,10 @@ from outbox.keys import Keyring
 from outbox.times import NEVER
 
 WHY = ("--reason", "ordered twice", "--actor", "ada")
-NOT_SETTLED = "{} of them decided and not settled yet: no running dispatcher reports itself; the next one settles them without a send"
+NOT_SETTLED = (
+    "{} of them decided and not settled yet: no running dispatcher reports itself;"
+    " the next one settles them without a send"
+)
 
 
 def events(database: Database) -> int:

@@ -69,7 +69,7 @@ def test_3000_wrong_mails_are_stopped_while_the_dispatcher_runs(postgresql: Data
         working = pool.submit(asyncio.run, work())
         try:
             put_mails(postgresql, ob, "spring", range(3), SALE)
-            wait_for(lambda: len(mailbox.contents) == 3, "those that nobody could stop")
+            wait_for(lambda: len(mailbox.contents) == 3, "those before the pause")
             command("pause", "mail", *WHY, database=postgresql)
             put_mails(postgresql, ob, "spring", range(3, 3003), SALE)
             put_mails(postgresql, ob, "order", range(5), MAIL)

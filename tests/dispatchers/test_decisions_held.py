@@ -162,7 +162,7 @@ def test_while_sending_is_suspended_a_decision_waits_and_is_counted(database: Da
     assert service.deliveries == []
 
 
-def test_a_cancellation_that_nobody_serves_ends_a_minute_later(database: Database, ob: outbox.Outbox) -> None:
+def test_a_cancellation_without_a_dispatcher_for_it_ends_a_minute_later(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     pause(database)
     decide(database, decisions.cancel, id)

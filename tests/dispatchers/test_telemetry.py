@@ -44,6 +44,7 @@ ACTIVITY = Activity(
     claims={"crm": 2},
     settlements={("crm", "delivered"): 1, ("crm", "retry"): 1},
     lost_leases={"crm": 1},
+    blocked_seconds={("crm", "crm.upsert"): 6.5},
 )
 
 

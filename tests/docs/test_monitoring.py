@@ -38,7 +38,15 @@ def exported() -> dict[str, set[str]]:
     observe = prometheus.observer(registry)
     one = {"crm": 1}
     attempts = [Attempt("crm", "crm.upsert", is_lookup, "unknown", 1.0, 1.0) for is_lookup in (False, True)]
-    observe(Activity(attempts=attempts, claims=one, settlements={("crm", "retry"): 1}, lost_leases=one))
+    observe(
+        Activity(
+            attempts=attempts,
+            claims=one,
+            settlements={("crm", "retry"): 1},
+            lost_leases=one,
+            blocked_seconds={("crm", "crm.upsert"): 1.0},
+        )
+    )
     observe(
         Levels(
             in_flight=one,

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +17,9 @@ from support.relays import Relay, relay
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.store import watchdog
 from dispatchers.store.transactions import Transactions
-from dispatchers.store.watchdog import DatabaseSilent, Timeouts
+from dispatchers.store.watchdog import DatabaseSilent, Silence, Timeouts
 
 LEASE = timedelta(seconds=8)
 
@@ -94,3 +98,33 @@ def test_the_log_of_a_silent_database_names_no_function(postgresql: Database, ca
         asyncio.run(main(url))
 
     assert "has not answered for 0.8 s (a query); after 1.6 s this process drops the connection" in caplog.text
+
+
+def test_a_blocked_event_loop_is_not_taken_for_a_silent_database(
+    postgresql: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = Timeouts(timedelta(seconds=60))
+    timeouts.report, timeouts.drop, timeouts.give_up = 0.02, 0.03, 0.04
+    monkeypatch.setattr(watchdog, "LATE_SECONDS", 0.05)
+    silence = Silence(postgresql.engine, timeouts, "a query")
+    answered, given_up = threading.Event(), list[bool]()
+
+    def answer() -> int:
+        answered.set()
+        return 7
+
+    async def main() -> int:
+        waiting = asyncio.ensure_future(silence.wait(working(), lambda: given_up.append(True)))
+        await asyncio.sleep(0)
+        answered.wait(30)
+        time.sleep(0.2)  # noqa: ASYNC251  # the event loop is blocked, although the database has answered
+        result: int = await waiting
+        return result
+
+    def working() -> "asyncio.Future[int]":
+        return asyncio.wrap_future(pool.submit(answer))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert asyncio.run(main()) == 7
+
+    assert (given_up, caplog.messages) == ([], [])

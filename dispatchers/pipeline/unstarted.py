@@ -1,0 +1,70 @@
+"""The entries that this process has claimed, and whose send has not begun: another thread may take them from the event loop.
+
+A user's coroutine may block the event loop for longer than a lease. The entries that wait for it would count as maybe sent when
+another process claims them. So a thread that notices the block releases them: see `LoopWatch`. An entry is either begun or taken.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from threading import Lock
+from typing import NamedTuple
+from uuid import UUID
+
+from dispatchers.transitions import ClaimedEntry, Lease
+
+BLOCKED = "the event loop was blocked, and its send had not begun"
+
+
+class Taken(NamedTuple):
+    """What the event loop will not send any more. tokens: of claims whose answer the event loop has not read yet."""
+
+    entries: Sequence[ClaimedEntry]
+    tokens: Collection[UUID]
+
+
+class Unstarted:
+    """Each method is one step, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._asked: set[UUID] = set()
+        self._waiting: dict[Lease, ClaimedEntry] = {}
+        self._taken: set[Lease] = set()
+        self._taken_tokens: set[UUID] = set()
+
+    def ask(self, token: UUID) -> None:
+        """Note that a claim begins."""
+        with self._lock:
+            self._asked.add(token)
+
+    def answered(self, token: UUID, claimed: Iterable[ClaimedEntry]) -> None:
+        """Note the end of a claim, and what it brought."""
+        with self._lock:
+            self._asked.discard(token)
+            if token in self._taken_tokens:
+                self._taken_tokens.discard(token)
+                self._taken.update(entry.lease for entry in claimed)
+            else:
+                self._waiting.update((entry.lease, entry) for entry in claimed)
+
+    def begin(self, entry: ClaimedEntry) -> bool:
+        """Whether the entry may be sent. From now on it counts as sent."""
+        with self._lock:
+            self._waiting.pop(entry.lease, None)
+            return entry.lease not in self._taken
+
+    def end(self, entry: ClaimedEntry) -> bool:
+        """Note that the entry has ended here, sent or not. Returns whether it was taken."""
+        with self._lock:
+            self._waiting.pop(entry.lease, None)
+            if entry.lease not in self._taken:
+                return False
+            self._taken.discard(entry.lease)
+            return True
+
+    def take_all(self) -> Taken:
+        """Take everything that has not begun."""
+        with self._lock:
+            entries, self._waiting = self._waiting, {}
+            self._taken.update(entries)
+            self._taken_tokens |= self._asked
+            return Taken(list(entries.values()), list(self._asked))
