@@ -30,6 +30,7 @@ from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, callbacks_max, ent
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
+from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.wakeup import Wakeup, first_set
 from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
@@ -103,7 +104,7 @@ class ClaimLoops:
             queue=parts.queue(self._scheduler.permits_of, clock),
             done=self._collector.done,
             activity=activity,
-            unstarted=self._collector.unstarted,
+            unstarted=self.unstarted,
         )
         levels = partial(read_levels, self._sender, self._scheduler, self._flow, self._collector, guard)
         activity.read_levels_from(levels)
@@ -115,11 +116,17 @@ class ClaimLoops:
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self.used_up = lambda: self._scheduler.used_up
-        self.sending, self.unstarted = self._sender.sending, self._collector.unstarted
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
         self.refusal: ConfigurationError | None = None
+
+    @property
+    def unstarted(self) -> Unstarted:
+        return self._collector.unstarted
+
+    def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
+        return self._sender.sending(task)
 
     def begin(self) -> None:
         """Prepare for this event loop."""

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dispatchers.pipeline.activity_log import ActivityLog
-from dispatchers.pipeline.unstarted import BLOCKED, Taken, Unstarted
+from dispatchers.pipeline.claim_loops import ClaimLoops
+from dispatchers.pipeline.unstarted import BLOCKED, Taken
 from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.dispatcher")
@@ -39,19 +40,12 @@ class Doing(NamedTuple):
 
 
 class LoopWatch:
-    """store: releases leases on a connection of its own. sending: the destination and the operation of a task."""
+    """loops: those that claim and send. store: releases leases on a connection of its own; None to watch nothing."""
 
-    def __init__(
-        self,
-        unstarted: Unstarted,
-        store: Store,
-        sending: Callable[["asyncio.Task[Any]"], tuple[str, str] | None],
-        activity: ActivityLog,
-        lease: timedelta,
-    ) -> None:
-        self._unstarted = unstarted
+    def __init__(self, loops: ClaimLoops, store: Store | None, activity: ActivityLog, lease: timedelta) -> None:
+        self._unstarted = loops.unstarted
         self._store = store
-        self._sending = sending
+        self._sending = loops.sending
         self._activity = activity
         least, most = BLOCKED_SECONDS
         self._seconds_max = min(max(least, lease.total_seconds() / 4), most)
@@ -60,14 +54,15 @@ class LoopWatch:
     def watching(self) -> Iterator[None]:
         """Watch the running event loop until the end of the block."""
         ended = threading.Event()
-        given = asyncio.get_running_loop(), threading.get_ident(), ended
-        threading.Thread(target=self._watch, args=given, name="outbox-loop-watch", daemon=True).start()
+        if self._store is not None:
+            given = self._store, asyncio.get_running_loop(), threading.get_ident(), ended
+            threading.Thread(target=self._watch, args=given, name="outbox-loop-watch", daemon=True).start()
         try:
             yield
         finally:
             ended.set()
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event) -> None:
+    def _watch(self, store: Store, loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event) -> None:
         while not ended.wait(min(ASK_SECONDS, self._seconds_max)):
             began, alive = time.monotonic(), threading.Event()
             try:
@@ -75,10 +70,11 @@ class LoopWatch:
             except RuntimeError:  # the loop was closed
                 return
             if not alive.wait(self._seconds_max) and not ended.is_set():
-                self._handle_block(loop, thread, began, alive, ended)
+                self._handle_block(store, loop, thread, began, alive, ended)
 
     def _handle_block(
         self,
+        store: Store,
         loop: asyncio.AbstractEventLoop,
         thread: int,
         began: float,
@@ -98,7 +94,7 @@ class LoopWatch:
             taken = Taken([*taken.entries, *more.entries], more.tokens)
             try:
                 if taken.entries or taken.tokens:
-                    released += self._store.release(taken.entries, taken.tokens, BLOCKED)
+                    released += store.release(taken.entries, taken.tokens, BLOCKED)
                 taken = Taken((), ())
             except Exception as error:  # the event loop releases them when it works again
                 log.warning("entries whose send has not begun could not be released: %s", type(error).__name__)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -159,8 +158,7 @@ class Dispatcher:
             rng=rng,
             parts=self._parts(),
         )
-        watch = LoopWatch(self._loops.unstarted, self.store, self._loops.sending, self._activity, settings.lease)
-        self._watching = watch.watching if simulation.store is None else nullcontext  # simulated time has no threads
+        self._watch = LoopWatch(self._loops, None if simulation.store else self.store, self._activity, settings.lease)
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         loops, tally = self._loops, self._activity.tally
         self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
@@ -211,7 +209,7 @@ class Dispatcher:
         """
         self._loops.begin()
         async with self._activity.reporting():
-            with self._watching():
+            with self._watch.watching():
                 await self._loops.sweep()
                 self._guard.require_trust()
                 await self.reconcile()
@@ -228,7 +226,7 @@ class Dispatcher:
         self._stopping = stopping
         async with self._activity.reporting():
             try:
-                with self._watching():
+                with self._watch.watching():
                     await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
                     await self._loops.drain(self.grace)
             except asyncio.CancelledError:
