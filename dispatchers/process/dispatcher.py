@@ -25,7 +25,7 @@ from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
-from dispatchers.pipeline.loop_watch import LoopWatch
+from dispatchers.pipeline.loop_watch import Watched, watching
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
@@ -158,7 +158,7 @@ class Dispatcher:
             rng=rng,
             parts=self._parts(),
         )
-        self._watch = LoopWatch(self._loops, None if simulation.store else self.store, self._activity, settings.lease)
+        self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         loops, tally = self._loops, self._activity.tally
         self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
@@ -209,7 +209,7 @@ class Dispatcher:
         """
         self._loops.begin()
         async with self._activity.reporting():
-            with self._watch.watching():
+            with watching(self._watched):
                 await self._loops.sweep()
                 self._guard.require_trust()
                 await self.reconcile()
@@ -226,7 +226,7 @@ class Dispatcher:
         self._stopping = stopping
         async with self._activity.reporting():
             try:
-                with self._watch.watching():
+                with watching(self._watched):
                     await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
                     await self._loops.drain(self.grace)
             except asyncio.CancelledError:

@@ -1,11 +1,14 @@
 """A send that blocks the event loop for longer than a lease: what waits for it is released in time, and no one else is blamed."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +20,8 @@ from support.entries import claim, claim_request, dispatcher, pumping, put, queu
 import outbox
 from dispatchers import Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline import loop_watch
+from dispatchers.pipeline.loop_watch import watching
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.store.database import DatabaseStore
 from dispatchers.telemetry.events import Activity
@@ -146,3 +151,23 @@ def test_a_claim_whose_answer_comes_later_is_taken_as_a_whole(database: Database
     assert [unstarted.begin(entry) for entry in entries] == [False, False]
     assert [unstarted.end(entry) for entry in entries] == [True, True]
     assert [unstarted.end(entry) for entry in entries] == [False, False]
+
+
+def test_one_thread_watches_for_all_dispatchers_of_an_event_loop() -> None:
+    def watching_threads() -> int:
+        return sum(thread.name == "outbox-loop-watch" for thread in threading.enumerate())
+
+    async def main() -> list[int]:
+        counts = []
+        for _ in range(2):
+            with ExitStack() as stack:
+                for _ in range(1000):
+                    watched: Any = SimpleNamespace(seconds_max=5.0)
+                    stack.enter_context(watching(watched))
+                counts.append(watching_threads())
+            wait_for(lambda: watching_threads() == 0, "the end of the thread")
+        return counts
+
+    assert asyncio.run(main()) == [1, 1]
+    gc.collect()
+    assert not [loop for loop in loop_watch._watches if loop.is_closed()]
