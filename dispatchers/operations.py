@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import wraps
 from typing import Any, Literal, TypeVar
 
 from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
-from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat
+from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat
+from dispatchers.threads import SEND_THREAD, as_async
 from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
@@ -14,6 +16,9 @@ Send = TypeVar("Send", bound=Callable[[Delivery], Any])
 AnyCallback = TypeVar("AnyCallback", bound=Callback)
 AnyCompletion = TypeVar("AnyCompletion", bound=OnCompleted)
 Registered = TypeVar("Registered", bound=Function)
+
+AFTER_SENDING = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, TimeoutError)
+"""After these of Python's exceptions the service may have got the request."""
 
 
 class Operations:
@@ -49,6 +54,7 @@ class Operations:
         failure_blocks_group: bool = True,
         failure_fields: tuple[str, ...] = (),
         pinned: str = "",
+        deferred_on: tuple[type[Exception], ...] = (),
         find: Callable[[Delivery], Any] | None = None,
     ) -> Callable[[Send], Send]:
         """Register the decorated function, async or sync, as the adapter of the operation `name` and of operations below it.
@@ -56,14 +62,19 @@ class Operations:
         The settings and their defaults are those of `Adapter`. Without a `window`, the service keeps no keys: if the outcome
         of an attempt is unknown, the entry becomes `uncertain`. A sync function runs on a thread. After its timeout it
         continues there, and its outcome counts as unknown.
+
+        deferred_on: exceptions after which nothing was sent, such as `ConnectionRefusedError` or `httpx.ConnectError`. They mean
+            `Deferred`: the dispatcher sends again. After every other exception the outcome is unknown. Raises
+            `ConfigurationError` for a class that covers a lost connection or a timeout, such as `OSError`.
         """
         check_operation(name)
         self._require_free(name)
+        _require_unsent(name, deferred_on)
 
         def register(function: Send) -> Send:
             self._require_free(name)
             _require_function(f"operation({name!r})", function)
-            adapter = FunctionAdapter(function)
+            adapter = FunctionAdapter(_deferring(function, deferred_on) if deferred_on else function)
             adapter.window = window
             adapter.timeout = timeout
             adapter.key_format = key_format
@@ -130,6 +141,38 @@ def _require_function(decorator: str, function: object) -> None:
         raise ConfigurationError(
             f"{decorator} registers a function, async or sync, not {function!r}: write it as a decorator above a def"
         )
+
+
+def _require_unsent(name: str, deferred_on: object) -> None:
+    if not isinstance(deferred_on, tuple) or not all(_is_exception(each) for each in deferred_on):
+        raise ConfigurationError(
+            f"operation({name!r}): deferred_on must be a tuple of exception classes, such as (ConnectionRefusedError,), not"
+            f" {deferred_on!r}"
+        )
+    for each in deferred_on:
+        if doubtful := [other.__name__ for other in AFTER_SENDING if issubclass(other, each)]:
+            raise ConfigurationError(
+                f"operation({name!r}): deferred_on has {each.__name__}, which covers {doubtful[0]} too: after it the service may"
+                " have executed the request. Name the exceptions that are raised before anything is sent:"
+                " ConnectionRefusedError, socket.gaierror, httpx.ConnectError"
+            )
+
+
+def _is_exception(each: object) -> bool:
+    return isinstance(each, type) and issubclass(each, Exception)
+
+
+def _deferring(function: Callable[[Delivery], Any], exceptions: tuple[type[Exception], ...]) -> Callable[..., Any]:
+    called = as_async(function, SEND_THREAD)
+
+    @wraps(function)
+    async def send(delivery: Delivery) -> Any:
+        try:
+            return await called(delivery)
+        except exceptions as error:
+            return Deferred(f"raised {type(error).__name__}, so nothing was sent")
+
+    return send
 
 
 class FunctionAdapter(Adapter):

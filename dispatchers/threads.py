@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
+SEND_THREAD = "outbox-send"
+
 Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 

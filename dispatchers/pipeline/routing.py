@@ -9,15 +9,13 @@ from dispatchers.decide import is_repeatable
 from dispatchers.delivery import Adapter, Answered, CannotTell, Delivery, KeyFormat
 from dispatchers.names import did_you_mean, prefixes
 from dispatchers.telemetry.errors import ErrorReports
-from dispatchers.threads import as_async, is_async
+from dispatchers.threads import SEND_THREAD, as_async, is_async
 from dispatchers.time_limits import FOREVER, Memory
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
 log = logging.getLogger("outbox.dispatcher")
-
-SEND_THREAD = "outbox-send"
 
 
 class Route:

@@ -12,9 +12,9 @@ from threading import Lock, Thread
 from typing import Any, Protocol, SupportsBytes, TypeVar
 
 from dispatchers.delivery import Adapter, Delivery, Unknown
-from dispatchers.pipeline.routing import SEND_THREAD, finder_of
+from dispatchers.pipeline.routing import finder_of
 from dispatchers.pipeline.sender import ABANDON_SECONDS
-from dispatchers.threads import as_async
+from dispatchers.threads import SEND_THREAD, as_async
 
 T = TypeVar("T")
 

@@ -1,12 +1,14 @@
 """Operations: what a decorated function declares and serves, and what is refused where it is registered."""
 
+import asyncio
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.routing import DEFAULTS, LEASE, SECOND, delivery, routes_of, send_async, send_sync
 
-from dispatchers.delivery import Delivered, Delivery, KeyFormat, Outcome
+from dispatchers.delivery import Deferred, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.operations import Operations
 from outbox.errors import ConfigurationError, InvalidValue
 
@@ -111,3 +113,49 @@ def test_what_is_read_from_operations_does_not_change_them() -> None:
     operations.adapters.clear()  # type: ignore[attr-defined]
 
     assert list(operations.adapters) == ["mail"]
+
+
+# --- exceptions after which nothing was sent
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("raised", "is_deferred"), [(ConnectionRefusedError, True), (ConnectionResetError, False)])
+def test_only_a_declared_exception_means_that_nothing_was_sent(
+    raised: type[Exception], is_deferred: bool, is_async: bool
+) -> None:
+    operations = Operations()
+
+    def send(delivery: Delivery) -> Outcome:
+        raise raised
+
+    async def send_on_loop(delivery: Delivery) -> Outcome:
+        raise raised
+
+    operations.operation("mail", deferred_on=(ConnectionRefusedError,))(send_on_loop if is_async else send)
+    sending = operations.adapters["mail"].send(delivery())
+
+    if is_deferred:
+        outcome = asyncio.run(sending)
+        assert outcome == Deferred("raised ConnectionRefusedError, so nothing was sent")
+    else:
+        with pytest.raises(raised):
+            asyncio.run(sending)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            (OSError,),
+            "deferred_on has OSError, which covers ConnectionResetError too: after it the service may have executed",
+        ),
+        ((Exception,), "deferred_on has Exception, which covers ConnectionResetError too"),
+        ((ConnectionRefusedError, TimeoutError), "deferred_on has TimeoutError, which covers TimeoutError too"),
+        (ConnectionRefusedError, "deferred_on must be a tuple of exception classes, such as"),
+        (("ConnectionRefusedError",), "deferred_on must be a tuple of exception classes, such as"),
+        ((KeyboardInterrupt,), "deferred_on must be a tuple of exception classes, such as"),
+    ],
+)
+def test_an_exception_that_leaves_a_doubt_cannot_be_declared(given: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        Operations().operation("mail", deferred_on=given)
