@@ -1,8 +1,9 @@
 """Everything a developer runs, on a machine with Python 3.11 and a package registry and nothing else.
 
     python3 dev.py demo [ARGS]     show it running; --stay keeps a shop open, with the dashboard
-    python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
-                                   SQLAlchemy on the oldest release of it that is supported
+    python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS
+    python3 dev.py matrix [NAMES]  the core of the tests on every Python and PostgreSQL of this machine, and with the lowest and
+                                   the newest dependencies, in about 20 minutes
     python3 dev.py bench [PARTS]   all benchmarks beside the peers, in about 15 minutes, or the named ones; --help lists them
     python3 dev.py bench --quick   the first figures in a minute, without peers
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
@@ -70,20 +71,28 @@ PYTHON = WHOLE.python
 
 DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "email", "starlette", "dashboard")
 
-OLDEST = WHOLE.home / "oldest"
-OLDEST_LOCK = ROOT / "requirements-oldest.lock"
+LOWEST_LOCK = ROOT / "requirements-lowest.lock"
 IMPORTED = (ROOT / "tests", ROOT / "tests" / "verification")  # where the tests' own packages are
-OLDEST_TESTS = (
-    *("enqueue", "enqueue_transactions", "enqueue_savepoints", "enqueue_listeners", "claim_statements"),
-    *("idempotent", "run_idempotent", "claims", "settlements", "direct_statements", "dispatcher", "dispatcher_keys"),
-    *("callbacks", "callbacks_concurrency", "migrations"),
-)
 
 COMPILED = ("mysqlclient",)
 """What an extra brings, but no environment of ours: it has no wheels for Linux, and a machine may lack a compiler."""
 
 COMMANDS = (
-    *("demo", "test", "bench", "model", "simulate", "kills", "galera", "screenshots", "check", "docs", "env", "lock"),
+    *(
+        "demo",
+        "test",
+        "matrix",
+        "bench",
+        "model",
+        "simulate",
+        "kills",
+        "galera",
+        "screenshots",
+        "check",
+        "docs",
+        "env",
+        "lock",
+    ),
 )
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
@@ -132,6 +141,9 @@ def main(arguments: Sequence[str]) -> int:
         return lock(rest)
     if command == "docs":
         return run("mkdocs", "build", "--strict")
+    if command == "matrix":
+        with temporary_files_in_memory():
+            return run("python", "tests/support/matrix.py", *rest)
     if command == "test":
         with temporary_files_in_memory():
             return max(run_checks(), run_pytest(*rest)) if rest else run_all()
@@ -253,12 +265,15 @@ def lock(arguments: Sequence[str]) -> int:
     """Pin every package for every platform, keeping the pins that still fit. Names no registry: pip knows its own."""
     options = "--universal --python-version 3.11 --generate-hashes --no-annotate --no-header"
     compiling = ["uv", "pip", "compile", "--quiet", "pyproject.toml", *options.split()]
-    whole = [*compiling, "--group", "dev", "--all-extras", "--output-file", WHOLE.lock.name, *arguments]
-    whole += [f"--no-emit-package={name}" for name in COMPILED]
+    lowest = str(WHOLE.home / "lowest.txt")  # of what users install; the tests' own tools are not the lowest
+    extras = ["--all-extras", *(f"--no-emit-package={name}" for name in COMPILED)]
+    whole = [*compiling, *extras, "--group", "dev", "--output-file", WHOLE.lock.name, *arguments]
+    direct = [*compiling, *extras, "--resolution", "lowest-direct", "--output-file", lowest]
+    lowest_lock = [*compiling, *extras, "--group", "dev", "--constraint", lowest, "--output-file", LOWEST_LOCK.name]
     demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
     demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
     peers = ["uv", "pip", "compile", "--quiet", *options.split(), "--group", "peers", "--output-file", PEERS.lock.name]
-    return run(*whole) or run(*demo) or run(*peers, *arguments)
+    return run(*whole) or run(*direct) or run(*lowest_lock) or run(*demo) or run(*peers, *arguments)
 
 
 # --- what runs in it
@@ -285,15 +300,14 @@ def run(program: str, *arguments: str) -> int:
 
 
 def run_all() -> int:
-    """The checks and the tests on the oldest SQLAlchemy take what the tests leave of the machine: many tests wait."""
-    with ThreadPoolExecutor(2) as beside:
-        others = [beside.submit(run_checks)]
+    """The checks take what the tests leave of the machine: many tests wait."""
+    with ThreadPoolExecutor(1) as beside:
+        checks = beside.submit(run_checks)
         # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
         if checked("collection", "pytest", "--collect-only", "-qq", nice=0):
             return 1
-        others.append(beside.submit(run_on_oldest))
         status = run_pytest()
-        failed = max(other.result() for other in others)
+        failed = checks.result()
     print("a check FAILED: see above" if failed else "all checks passed", flush=True)
     return status or failed
 
@@ -345,26 +359,6 @@ def checked(name: str, program: str, *arguments: str, nice: int = 10, **variable
     return min(done.returncode, 1)
 
 
-def run_on_oldest() -> int:
-    """The tests that touch SQLAlchemy, on the oldest release of it that pyproject.toml allows. Returns: 1 if they failed."""
-    ready = OLDEST / "ready"
-    if not ready.exists() or ready.read_text() != digest(OLDEST_LOCK):
-        shutil.rmtree(OLDEST, ignore_errors=True)
-        options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK), "--target", str(OLDEST))
-        install = ("python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", *options)
-        if checked("oldest, install", *install, PIP_USER="0"):
-            return 1
-        ready.write_text(digest(OLDEST_LOCK))
-    files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
-    # A test's cases differ in the database, the driver or a value; its use of SQLAlchemy is in each of them.
-    cache = OLDEST / "cache"  # another pytest runs beside this one
-    command = ("pytest", "-q", "--one-case", "-o", f"cache_dir={cache}", *files)
-    failed = checked("oldest", *command, *BESIDE, PYTHONPATH=str(OLDEST))
-    if failed and len(last_failed(cache)) <= ALONE_MAX:
-        return checked("oldest, alone", *command, "--last-failed", PYTHONPATH=str(OLDEST))
-    return failed
-
-
 def run_pytest(*arguments: str) -> int:
     given = any(argument.startswith(("-n", "--numprocesses", "--pdb")) for argument in arguments)
     workers = [] if given else BESIDE
@@ -374,8 +368,8 @@ def run_pytest(*arguments: str) -> int:
     return status
 
 
-def last_failed(cache: Path = CACHE) -> list[str]:
-    return sorted(json.loads((cache / "v" / "cache" / "lastfailed").read_text()))
+def last_failed() -> list[str]:
+    return sorted(json.loads((CACHE / "v" / "cache" / "lastfailed").read_text()))
 
 
 def run_alone(tests: Sequence[str]) -> int:

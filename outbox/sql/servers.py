@@ -12,7 +12,7 @@ from sqlalchemy import URL
 
 from outbox.errors import ConfigurationError
 
-USE_ANOTHER = "use PostgreSQL 15 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
+USE_ANOTHER = "use PostgreSQL 14 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
 USE_PORTABLE = "write portable+psycopg://... in the URL, which chooses the portable mode"
 WAYS_OUT = {"CockroachDB": f"use 26.3 or later, and {USE_PORTABLE}", "YugabyteDB": USE_PORTABLE}
 

@@ -199,7 +199,7 @@ def test_a_read_is_refused_before_anything_is_sent(
 def test_every_write_of_the_sdk_is_served(adapter: StripeAdapter) -> None:
     served = [adapter._operation(f"stripe.{name}") for name in writes(adapter._client.v1)]
 
-    assert len(served) > 300
+    assert len(served) > 290  # 294 in stripe 15.0
     assert sum(operation.takes_metadata for operation in served) > 40
 
 
