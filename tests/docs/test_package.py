@@ -1,5 +1,6 @@
 """What is published: the source distribution, the wheel that is built from it, and the extras."""
 
+import re
 import shutil
 import tarfile
 import tomllib
@@ -43,6 +44,26 @@ def test_the_wheel_builds_from_the_source_distribution(sdist: Path, tmp_path: Pa
 
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"outbox", "dispatchers"}
     assert "outbox/_migrations/versions/0001_first.py" in names
+
+
+def test_the_wheel_shows_a_readme_and_licences_that_a_package_index_can_show(sdist: Path, tmp_path: Path) -> None:
+    """An index resolves no relative link and draws no mermaid."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+
+    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
+        names = wheel.namelist()
+        (metadata,) = [wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+
+    links = re.findall(r"\]\(([^)]+)\)", metadata)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "mermaid" not in metadata
+    assert all((ROOT / link.partition("/main/")[2].partition("#")[0]).exists() for link in links if "/main/" in link)
+    vendored = {path.name for path in (ROOT / "dispatchers").rglob("*.LICENSE.txt")}
+    assert vendored
+    assert vendored | {"LICENSE"} == {Path(name).name for name in names if ".dist-info/licenses/" in name}
 
 
 def test_the_table_of_extras_names_every_extra() -> None:
