@@ -15,7 +15,11 @@ The order, the record of the request and the entry commit together or not at all
 key. Read next: `enqueue.py`, then in `dispatchers` `decide.py`, `store/claims_postgresql.py` and `pipeline/claim_loops.py`.
 """
 
+import os
 from typing import Any
+
+if os.name != "posix":  # it notices a fork, and wakes processes by sockets, with functions of POSIX
+    raise ImportError(f"sqlalchemy-outbox runs on POSIX systems (Linux, macOS, WSL), not on {os.name!r}")
 
 from outbox.default_outbox import default
 from outbox.entry_rows import Entry

@@ -1,6 +1,7 @@
 """Where an optional package is not installed: the error names the extra that brings it."""
 
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_a_part_without_its_package_names_the_extra(
     completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
 
     assert completed.stdout.splitlines()[-1] == says
+
+
+def test_a_system_without_posix_is_refused_in_words() -> None:
+    program = "import os; os.name = 'nt'; import outbox"
+
+    refused = subprocess.run([sys.executable, "-S", "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+
+    says = "ImportError: sqlalchemy-outbox runs on POSIX systems (Linux, macOS, WSL), not on 'nt'"
+    assert refused.stderr.splitlines()[-1] == says
 
 
 @pytest.mark.parametrize(
