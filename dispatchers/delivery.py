@@ -153,7 +153,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The service proves that it executed no attempt at this entry, at least under the present key.
+    """The service proves that it executed no attempt at this entry under the present key.
 
     Return it only if the service answered, if you read everything that could be the effect, and if what you read is up to
     date. Otherwise return `CannotTell`.

@@ -15,7 +15,7 @@ VERBS: dict[Action, str] = {
     "cancel": "cancel {}",
     "resolve": "record for {}",
     "release": "release {}",
-    "again": "ask again for {}",
+    "again": "enqueue again {}",
 }
 VERDICTS: dict[Verdict, str] = {
     "happened": "that it happened",

@@ -58,7 +58,7 @@ def why_not_retry(row: Row[Any]) -> str | None:
     if why := _why_not_in(row, {"pending", "retry"}, "only a waiting entry can be retried"):
         return why
     if row.state == "pending" and row.maybe_sent:
-        return "it will be sent again, once no earlier send can still be in flight"
+        return "it will be sent again, when no earlier send is in flight any more"
     if row.position is not None and row.due_at == NEVER:
         return "it is blocked by an earlier entry of its ordering group, which `show` prints"
     return None

@@ -25,7 +25,7 @@ VERDICTS: "dict[Verdict, str]" = {
 }
 SETTLES = "a running dispatcher will settle it, callbacks included"
 CALLS = "its outcome is recorded: a running dispatcher that has the callback will call it and settle the entry"
-SENDS = "a running dispatcher will send it, once no earlier send can still be in flight"
+SENDS = "a running dispatcher will send it, when no earlier send is in flight any more"
 
 
 @click.command()

@@ -53,5 +53,7 @@ def resend(id: str, key: 'Literal["same", "new"]', actor: str, reason: str, targ
         entry_id = find(connection, tables, id)
         uncertain_decisions.send_again(connection, tables, entry_id, key, actor=actor, reason=reason)
     which = "the same key" if key == "same" else "a new key"
-    text = f"entry {entry_id}: a running dispatcher will send it under {which}, once no earlier send can still be in flight"
+    text = (
+        f"entry {entry_id}: a running dispatcher will send it under {which}, when no earlier send is in flight any more"
+    )
     answer({"id": entry_id, "decision": "resend", "key": key, "actor": actor}, text)

@@ -114,7 +114,7 @@ def test_all_that_a_list_shows_as_failed_are_asked_for_again(database: Database,
         repeated = browser.text(choices[0].replace("&amp;", "&"))
 
     assert len(choices) == 1
-    assert "ask again for 2 entries that are failed, ended since 20" in page
+    assert "enqueue again 2 entries that are failed, ended since 20" in page
     assert "2 of 2: 2 asked for again, 0 left alone" in answer.text
     assert asked_for(database) == set(failed)
     assert audit(database) == [("ada", "again", 2, "it exists now")]

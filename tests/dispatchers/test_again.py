@@ -247,7 +247,7 @@ def test_all_that_failed_are_asked_for_again_once(database: Database, ob: outbox
     with database.engine.connect() as connection:
         repeated = preview(connection, TABLES, wanted, decision)
 
-    assert found.sentence == "ask again for 4 entries that are failed, of operation 'crm' or below it"
+    assert found.sentence == "enqueue again 4 entries that are failed, of operation 'crm' or below it"
     assert (done.done, found.left_alone) == (4, {"it was asked for again already": 1})
     assert (repeated.ids, repeated.left_alone) == ([], {"it was asked for again already": 5})
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 5

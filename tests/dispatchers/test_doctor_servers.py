@@ -103,6 +103,21 @@ def test_autovacuum_that_is_off_is_found(postgresql: Database) -> None:
     assert found(postgresql) == [("vacuum", "warning", "autovacuum is off for outbox_queue")]
 
 
+def test_one_setting_of_autovacuum_is_one_finding(postgresql: Database) -> None:
+    with postgresql.owner() as connection:
+        for name in ("outbox_queue", "outbox_entry", "outbox_record"):
+            connection.exec_driver_sql(f"ALTER TABLE {name} SET (autovacuum_enabled = false)")
+
+    ((check, _, text),) = found(postgresql)
+
+    assert check == "vacuum"
+    assert {*text.removeprefix("autovacuum is off for ").split(", ")} == {
+        "outbox_queue",
+        "outbox_entry",
+        "outbox_record",
+    }
+
+
 def test_a_missing_partition_of_tomorrow_is_found(postgresql: Database) -> None:
     migrations.partition(postgresql.owners_url)
     enough = found(postgresql)

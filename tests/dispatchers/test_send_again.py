@@ -109,7 +109,7 @@ def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: D
     adapter = MemoryAdapter()
     send_again(database, ob, id, adapter)
 
-    with pytest.raises(outbox.DecisionRefused, match="once no earlier send can still be in flight"):
+    with pytest.raises(outbox.DecisionRefused, match="when no earlier send is in flight any more"):
         decide(database, decisions.retry, id)
 
     assert run_once(database, ob, adapters={"crm": adapter}) == 0

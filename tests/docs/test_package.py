@@ -46,7 +46,7 @@ def test_the_wheel_builds_from_the_source_distribution(sdist: Path, tmp_path: Pa
     assert "outbox/_migrations/versions/0001_first.py" in names
 
 
-def test_the_wheel_shows_a_readme_and_licences_that_a_package_index_can_show(sdist: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_absolute_links_and_the_licences_of_what_it_vendors(sdist: Path, tmp_path: Path) -> None:
     """An index resolves no relative link and draws no mermaid."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
