@@ -9,6 +9,7 @@ from typing import Final, cast
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.causes import Cause
 from dispatchers.adapters.sockets import has_unreceived
 
 CLOSED: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
@@ -113,6 +114,12 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionResetError("the connection was closed during TLS")
 
+    @property
+    def protocol(self) -> str | None:
+        """The application's protocol that the server chose in TLS; None if it chose none."""
+        tls = self._transport and self._transport.get_extra_info("ssl_object")
+        return tls.selected_alpn_protocol() if tls else None
+
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -156,7 +163,7 @@ class Connection(asyncio.Protocol):
     def _without_answer(self, exc: Exception) -> httpx.NetworkError:
         reason = exc.reason or "" if isinstance(exc, ssl.SSLError) else ""
         if CERTIFICATE_REFUSED.search(reason) and not self._has_received:
-            return httpx.ConnectError(f"the server refused the client certificate ({reason})")
+            return httpx.ConnectError(Cause.CLIENT_CERTIFICATE)
         return httpx.ReadError("the connection broke off before an answer")
 
     def _close(self, reader: AnswerReader) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import ipaddress
 import ssl
-from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -11,7 +10,9 @@ from typing import Final
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.causes import VIA_PROXY, Cause, words_of
 from dispatchers.adapters.connection import Connection
+from dispatchers.adapters.proxies import Proxies, Proxy
 from dispatchers.adapters.request_writer import Origin, Target, head_of
 from dispatchers.adapters.resolver import Address, Resolver
 
@@ -22,50 +23,47 @@ class Connector:
     """Opens connections to any origin.
 
     seconds: the limit for each of connecting, the tunnel and TLS. tls: for the service and for the proxy. proxy: its URL, with
-    or without credentials.
+    or without credentials; None for the environment's.
     """
 
     def __init__(self, *, seconds: float, tls: ssl.SSLContext, proxy: str | None) -> None:
         self._seconds = seconds
         self._tls = tls
         self._resolver = Resolver()
-        self._proxy: Origin | None = None
-        self._proxy_headers: list[tuple[str, str]] = []
-        if proxy is not None:
-            url = httpx.URL(proxy)
-            self._proxy = Target.of(url).origin
-            if url.userinfo:
-                credentials = b64encode(f"{url.username}:{url.password}".encode()).decode()
-                self._proxy_headers.append(("Proxy-Authorization", f"Basic {credentials}"))
+        self._proxies = Proxies(proxy)
 
     def named(self, target: Target) -> tuple[str, Sequence[tuple[str, str]]]:
         """The target in the request line, and the headers for the proxy. Plain HTTP uses no tunnel, so the proxy reads both."""
-        if self._proxy is None or target.origin.scheme == "https":
-            return target.path, ()
-        return f"http://{target.host}{target.path}", self._proxy_headers
+        proxy = None if target.origin.scheme == "https" else self._proxies.of(target.origin)
+        return (target.path, ()) if proxy is None else (f"http://{target.host}{target.path}", proxy.headers)
 
     async def open(self, origin: Origin) -> Connection:
-        """Open a connection. Raises only `httpx.ConnectError`, `httpx.ConnectTimeout` and `httpx.ProxyError`."""
+        """Open a connection. Raises only `httpx.ConnectError`, `httpx.ConnectTimeout` and `httpx.ProxyError`, whose text is one
+        of `causes.WORDS`.
+        """
+        proxy = self._proxies.of(origin)
         connection: Connection | None = None
         opened = False
+        via = VIA_PROXY if proxy else ""
         try:
-            connection = await self._connect(self._proxy or origin)
-            if self._proxy is not None and self._proxy.scheme == "https":
-                await self._encrypt(connection, self._proxy)
-            if self._proxy is not None and origin.scheme == "https":
-                await self._tunnel(connection, origin)
+            connection = await self._connect(proxy.origin if proxy else origin)
+            if proxy and proxy.origin.scheme == "https":
+                await self._encrypt(connection, proxy.origin, VIA_PROXY)
+            if proxy and origin.scheme == "https":
+                await self._tunnel(connection, origin, proxy)
+            via = ""
             if origin.scheme == "https":
                 await self._encrypt(connection, origin)
             if connection.is_closed():
                 raise ConnectionResetError("the server closed the connection before the request")
             opened = True
             return connection
-        except httpx.ProxyError:
+        except httpx.TransportError:
             raise
-        except TimeoutError:
-            raise httpx.ConnectTimeout("not connected in time") from None
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(f"{via}{Cause.TIMED_OUT}") from error
         except Exception as error:
-            raise httpx.ConnectError(f"not connected: {error}") from error
+            raise httpx.ConnectError(f"{via}{words_of(error)}") from error
         finally:
             if connection is not None and not opened:
                 connection.abort()
@@ -76,21 +74,27 @@ class Connector:
                 return await _connected(origin.host, origin.port)
             return await _first_connected(await self._resolver.addresses(origin.host, origin.port))
 
-    async def _encrypt(self, connection: Connection, origin: Origin) -> None:
-        self._tls.set_alpn_protocols(["http/1.1"])  # the adapters speak no other protocol
-        async with asyncio.timeout(self._seconds):
-            await connection.encrypt(self._tls, origin.host)
+    async def _encrypt(self, connection: Connection, origin: Origin, via: str = "") -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await connection.encrypt(self._tls, origin.host)
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(f"{via}{Cause.TLS_TIMED_OUT}") from error
+        except ConnectionError as error:
+            raise httpx.ConnectError(f"{via}{Cause.NO_TLS}") from error
+        if connection.protocol not in {None, "http/1.1", "http/1.0"}:
+            raise httpx.ConnectError(f"{via}{Cause.NO_HTTP_1}")
 
-    async def _tunnel(self, connection: Connection, origin: Origin) -> None:
+    async def _tunnel(self, connection: Connection, origin: Origin, proxy: Proxy) -> None:
         authority = origin.authority
-        request = head_of("CONNECT", authority, [("Host", authority), *self._proxy_headers])
+        request = head_of("CONNECT", authority, [("Host", authority), *proxy.headers])
         answer = AnswerReader(0, has_body=False)
         try:
             await connection.ask(request, answer, connection.loop.time() + self._seconds)
         except httpx.TransportError as error:
-            raise httpx.ProxyError("the proxy closed the connection, or did not answer in HTTP/1.1") from error
+            raise httpx.ProxyError(Cause.NO_TUNNEL) from error
         if answer.status is None or not 200 <= answer.status < 300 or answer.has_left_overs:
-            raise httpx.ProxyError(f"the proxy opened no tunnel: HTTP {answer.status}")
+            raise httpx.ProxyError(Cause.LOGIN_WANTED if answer.status == 407 else Cause.NO_TUNNEL)
 
 
 async def _connected(ip: str, port: int) -> Connection:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import Final, cast
 
 import httpcore
@@ -21,10 +20,12 @@ import httpx
 
 from dispatchers.adapters.answer_reader import AnswerHeaders, AnswerReader
 from dispatchers.adapters.belonging import Belonging, ForeignAnswer, doubt_of_key
+from dispatchers.adapters.causes import Cause
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.connection_pool import ConnectionPool
 from dispatchers.adapters.connector import Connector
 from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, Outgoing
+from dispatchers.adapters.trust import for_http
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -73,20 +74,20 @@ class Answer:
 
 
 class Transport:
-    """Sends requests over HTTP/1.1, without retries, redirects, compression or the environment's proxies.
+    """Sends requests over HTTP/1.1, without retries, redirects or compression.
 
     timeout: how long one send may take. The transport cancels it a little earlier, because a cancellation from outside loses
         the details. Connecting and TLS get up to a third each, so that an unreachable service is recognised.
     answer_bytes_max: how many bytes of a body are read.
-    tls: an `ssl.SSLContext`; by default httpx's authorities.
-    proxy: the URL of a proxy.
+    tls: by default the environment's authorities, or httpx's.
+    proxy: the URL of a proxy; by default the environment's, see `Proxies`.
     transport: replaces real connections in tests; it is not closed.
 
     reuse: False for a connection of its own for each request. Then no answer can belong to another request.
 
     Each request in flight has its own connection. A connection is used again only 10 ms to 1.5 s after an answer that ended
-    where its framing says, and only if the server has neither closed it nor sent anything more. If a test replaces how httpx
-    sends, as respx and pytest-httpx do, that replacement sends the requests.
+    where its framing says, and only if the server has neither closed it nor sent anything more. While respx or pytest-httpx
+    replaces how httpx sends, it gets the requests.
 
     Raises `ConfigurationError` for settings with which nothing could be sent.
     """
@@ -105,17 +106,16 @@ class Transport:
             raise ConfigurationError(f"timeout must be a positive timedelta, not {timeout!r}")
         if not isinstance(answer_bytes_max, int) or answer_bytes_max < 0:
             raise ConfigurationError(f"answer_bytes_max must be a number of bytes, 0 or more, not {answer_bytes_max!r}")
-        if proxy is not None and (not re.match(r"https?://[^/]", proxy) or transport is not None):
-            raise ConfigurationError(
-                "proxy must be an http:// or https:// URL (it is not shown), and goes with no transport"
-            )
+        if transport is not None and proxy is not None:
+            raise ConfigurationError("transport replaces all connections, so it goes with no proxy")
         seconds = timeout.total_seconds()
         self._seconds = seconds - min(0.1, seconds / 20)
         self._timeouts = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS_MAX, seconds / 3)).as_dict()
         self._answer_bytes_max = answer_bytes_max
+        self._tls = tls or for_http(None)
         self._connector = Connector(
             seconds=min(CONNECT_SECONDS_MAX, seconds / 3),
-            tls=tls or _trusting_as_httpx(),
+            tls=self._tls,
             proxy=proxy,
         )
         self._reuse = reuse
@@ -130,9 +130,11 @@ class Transport:
         Raises one of `NEVER_SENT` if nothing was sent. After any other exception the request may have been sent;
         `httpx.ReadTimeout` is raised after the timeout, and `ForeignAnswer` for an answer that may belong to another request.
         """
-        if self._given is not None or _is_httpx_replaced():
-            over = self._given or httpx.AsyncHTTPTransport(verify=_trusting_as_httpx())
-            return await self._send_over(over, request)
+        if self._given is not None:
+            return await self._send_over(self._given, request)
+        if _is_test_double_active():
+            async with httpx.AsyncHTTPTransport(verify=self._tls) as double:
+                return await self._send_over(double, request)
         if isinstance(request, httpx.Request):
             request = await Outgoing.of(request)
         content = request.written(*self._connector.named(request.target))
@@ -185,8 +187,8 @@ class Transport:
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._connector.open(origin)
-        except TimeoutError:
-            raise httpx.ConnectTimeout("not connected in time") from None
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(Cause.TIMED_OUT) from error
 
     async def _send_over(self, transport: httpx.AsyncBaseTransport, outgoing: httpx.Request | Outgoing) -> Answer:
         """Send over a transport of httpx, with the same deadline and the same limit for the answer's size."""
@@ -228,16 +230,11 @@ class Transport:
         return True
 
 
-_HTTPX_SENDS = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncConnectionPool.handle_async_request)
+_HTTPX_SENDS: Final = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncConnectionPool.handle_async_request)
+_TEST_DOUBLES: Final = ("respx", "pytest_httpx")
 
 
-@cache
-def _trusting_as_httpx() -> ssl.SSLContext:
-    """One context for all adapters of a process, which do not change it: reading the authorities takes longer than a send."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
-def _is_httpx_replaced() -> bool:
-    """Whether a test has replaced how httpx sends: then no request may reach the network."""
+def _is_test_double_active() -> bool:
+    """Whether respx or pytest-httpx replaces how httpx sends. Others wrap it in production, to trace it: that changes nothing."""
     now = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncConnectionPool.handle_async_request)
-    return now != _HTTPX_SENDS
+    return now != _HTTPX_SENDS and any(each.__module__.partition(".")[0] in _TEST_DOUBLES for each in now)

@@ -39,11 +39,10 @@ class TestHttp(HttpSuite):
         return self.made(base_url=remote.url, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
-        async def fail(*args: object) -> None:
+        def fail(request: httpx.Request) -> httpx.Response:
             raise error
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
-        return self.made(base_url="http://crm.test")
+        return self.made(base_url="http://crm.test", transport=httpx.MockTransport(fail))
 
     def made(self, **settings: Any) -> Adapter:
         return HttpAdapter(

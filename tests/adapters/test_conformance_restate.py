@@ -70,11 +70,10 @@ class TestRestate(OfRestate, HttpSuite):
     }
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
-        async def fail(*args: object) -> None:
+        def fail(request: httpx.Request) -> httpx.Response:
             raise error
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
-        return self.made("http://restate.test")
+        return self.made("http://restate.test", transport=httpx.MockTransport(fail))
 
 
 class TestRestateWorkflow(TestRestate):

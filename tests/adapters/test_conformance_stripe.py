@@ -51,11 +51,10 @@ class TestStripe(HttpSuite):
         return StripeAdapter(api_key=SECRET, base_url=remote.url, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
-        async def fail(*args: object) -> None:
+        def fail(request: httpx.Request) -> httpx.Response:
             raise error
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
-        return StripeAdapter(api_key=SECRET, base_url="http://127.0.0.1:9")
+        return StripeAdapter(api_key=SECRET, transport=httpx.MockTransport(fail))
 
 
 # --- at the fake that remembers keys

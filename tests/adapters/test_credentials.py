@@ -158,20 +158,17 @@ def test_a_finding_quotes_no_credentials() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 409, 429, 500])
-def test_stripe_stores_no_api_key(
-    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stripe_stores_no_api_key(status: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     key = "sk_test_canary_1234567890"
     said = {"message": f"Invalid API Key: {key}", "code": key, "type": key, "param": key, "payment_intent": key}
 
-    async def answer(self: Any, request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, json={"id": key, "object": "x", "error": said}, headers={"Request-Id": key})
 
-    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
     send = delivery()._replace(operation=CHARGE, body=b'{"amount": 1}')
 
-    outcome = asyncio.run(StripeAdapter(api_key=key, base_url="http://stripe.test").send(send))
+    outcome = asyncio.run(StripeAdapter(api_key=key, transport=httpx.MockTransport(answer)).send(send))
 
     assert leaks(repr(outcome) + caplog.text, key) == []
 

@@ -268,7 +268,8 @@ def test_an_exception_is_deferred_only_if_nothing_can_have_been_sent(cls: type[E
     outcome = asyncio.run(adapter(break_off).send(delivery()))
 
     if cls in NEVER_SENT:
-        assert outcome == Deferred(f"nothing was sent: {cls.__name__}")
+        assert isinstance(outcome, Deferred)
+        assert outcome.reason.startswith("nothing was sent: ")
     else:
         assert outcome == Unknown(f"no answer: {cls.__name__}")
 
@@ -287,7 +288,7 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
     class NewError(httpx.ConnectError):
         """Of a later httpx."""
 
-    assert outcome_of_error(NewError("m")) == Deferred("nothing was sent: NewError")
+    assert outcome_of_error(NewError("m")) == Deferred("nothing was sent: connect: failed")
     assert outcome_of_error(RuntimeError("m")) == Unknown("no answer: RuntimeError")
 
 

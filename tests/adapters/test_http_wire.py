@@ -41,27 +41,27 @@ def send_to(server: Server, scheme: str = "http", seconds: float = 60, **setting
 def test_a_refused_connection_was_surely_not_sent() -> None:
     crm = HttpAdapter(base_url=closed_port())
 
-    assert asyncio.run(crm.send(delivery())) == Deferred("nothing was sent: ConnectError")
+    assert asyncio.run(crm.send(delivery())) == Deferred("nothing was sent: connect: refused")
 
 
 def test_an_unresolvable_host_was_surely_not_sent() -> None:
     crm = HttpAdapter(base_url="http://crm.invalid")
 
-    assert asyncio.run(crm.send(delivery())) == Deferred("nothing was sent: ConnectError")
+    assert asyncio.run(crm.send(delivery())) == Deferred("nothing was sent: dns: host not found")
 
 
 def test_a_failed_tls_handshake_was_surely_not_sent() -> None:
     async def in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"not TLS")
 
-    assert send_to(in_clear, scheme="https") == Deferred("nothing was sent: ConnectError")
+    assert send_to(in_clear, scheme="https") == Deferred("nothing was sent: tls: handshake failed")
 
 
 def test_a_tls_handshake_that_hangs_was_surely_not_sent() -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    assert send_to(mute, scheme="https", seconds=0.3) == Deferred("nothing was sent: ConnectTimeout")
+    assert send_to(mute, scheme="https", seconds=0.3) == Deferred("nothing was sent: tls: handshake timed out")
 
 
 # --- it may have been executed

@@ -94,7 +94,7 @@ def test_a_mail_that_gets_no_connection_in_time_is_deferred() -> None:
     first, second = against(faulty, work, connections_max=1, timeout=timedelta(seconds=3))
 
     assert isinstance(first, Unknown)
-    assert second == Deferred("waiting for a connection: TimeoutError, nothing was sent")
+    assert second == Deferred("nothing was sent: connect: timed out (waiting for a connection)")
 
 
 @pytest.mark.parametrize("breaking", [HANG, CLOSE, "500 what?"])

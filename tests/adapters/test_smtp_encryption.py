@@ -90,7 +90,7 @@ def test_a_server_that_only_pretends_to_encrypt_gets_nothing(at: str) -> None:
     outcome = against(faulty, send, tls="starttls", timeout=timedelta(seconds=2))
 
     assert isinstance(outcome, Deferred)
-    assert outcome.reason.startswith("STARTTLS: ")
+    assert "STARTTLS" in outcome.reason
     assert faulty.messages == []
 
 
@@ -103,7 +103,7 @@ def test_a_certificate_that_does_not_hold_gets_nothing(contexts: Any, tls: str) 
     outcome = handed_in(mailbox, server=settings, tls=tls, username="shop", password="right")
 
     phase = {"starttls": "STARTTLS", "tls": "connect"}[tls]
-    assert outcome == Deferred(f"{phase}: SSLCertVerificationError, nothing was sent")
+    assert outcome == Deferred(f"nothing was sent: tls: unknown authority ({phase})")
     assert mailbox.logins == []
 
 
@@ -112,7 +112,7 @@ def test_a_certificate_of_another_name_gets_nothing(tmp_path: Path) -> None:
 
     outcome = handed_in(Mailbox(), server={"implicit_tls": server}, tls="tls", tls_context=client)
 
-    assert outcome == Deferred("connect: SSLCertVerificationError, nothing was sent")
+    assert outcome == Deferred("nothing was sent: tls: host name does not match (connect)")
 
 
 # --- the login

@@ -129,7 +129,7 @@ def test_a_refused_connection_was_surely_not_sent() -> None:
 
     adapter = StripeAdapter(api_key=API_KEY, base_url=asyncio.run(closed_port()))
 
-    assert send(adapter) == Deferred("ConnectError")
+    assert send(adapter) == Deferred("nothing was sent: connect: refused")
 
 
 def test_an_unresolvable_host_was_surely_not_sent() -> None:
@@ -201,6 +201,7 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(send_to(succeed), Delivered)
 
 
+@pytest.mark.usefixtures("without_rest")
 def test_a_connection_is_reused_and_a_cancelled_send_harms_no_other() -> None:
     connections, hangs = [], asyncio.Event()
 

@@ -210,7 +210,7 @@ def test_an_account_that_is_not_open_to_us_proves_nothing(service: RunningStripe
 def test_an_unreachable_service_proves_nothing() -> None:
     adapter = StripeAdapter(api_key=API_KEY, base_url="http://127.0.0.1:1")
 
-    assert found(adapter) == CannotTell("ConnectError")
+    assert found(adapter) == CannotTell("nothing was sent: connect: refused")
 
 
 def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatch: pytest.MonkeyPatch) -> None:

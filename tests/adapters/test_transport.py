@@ -319,11 +319,11 @@ def test_an_answer_shows_its_status_and_neither_headers_nor_body() -> None:
         ({"answer_bytes_max": -1}, "answer_bytes_max must be a number of bytes, 0 or more, not -1"),
         (
             {"proxy": "socks5://u:p@h"},
-            "proxy must be an http:// or https:// URL (it is not shown), and goes with no transport",
+            "proxy must be a URL http://HOST:PORT or https://HOST:PORT (it is not shown)",
         ),
         (
             {"proxy": "http://h", "transport": httpx.MockTransport(lambda request: httpx.Response(200))},
-            "proxy must be an http:// or https:// URL (it is not shown), and goes with no transport",
+            "transport replaces all connections, so it goes with no proxy",
         ),
     ],
 )
@@ -359,23 +359,29 @@ def test_threads_with_event_loops_of_their_own_share_a_transport() -> None:
     assert statuses == [200] * 40
 
 
-@pytest.mark.parametrize("using", ["httpcore", "httpx.AsyncHTTPTransport.handle_async_request"])
-def test_what_replaces_httpx_in_a_test_answers_and_no_request_leaves(
-    using: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As respx does by default, and pytest-httpx."""
+def test_while_respx_is_active_it_answers_and_no_request_leaves() -> None:
+    seen: list[bytes] = []
+
+    async def teapot(transport: Transport, url: str) -> int:
+        with respx.mock(base_url=url) as api:
+            api.post("/x").respond(418)
+            return (await post(transport, url)).status
+
+    assert over(answering(seen=seen), teapot) == 418
+    assert seen == []
+
+
+def test_while_pytest_httpx_is_active_it_answers_and_no_request_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 
     async def answer(self: Any, request: httpx.Request) -> httpx.Response:
         return httpx.Response(418)
 
+    answer.__module__ = "pytest_httpx"
+
     async def teapot(transport: Transport, url: str) -> int:
-        if using != "httpcore":
-            monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
-            return (await post(transport, url)).status
-        with respx.mock(base_url=url) as api:
-            api.post("/x").respond(418)
-            return (await post(transport, url)).status
+        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
+        return (await post(transport, url)).status
 
     assert over(answering(seen=seen), teapot) == 418
     assert seen == []

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import aiosmtplib
 
+from dispatchers.adapters.causes import nothing_sent
+from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.delivery import Deferred, Delivered, Outcome, Rejected, Unknown
 
 CREDENTIALS_CODES: Final = frozenset({530, 534, 535, 538})  # RFC 4954, 6: whose login is wanted, too weak or wrong
@@ -54,7 +56,7 @@ def answered(reply: aiosmtplib.SMTPResponse, exchange: Exchange, message_id: str
 def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
     """What a send without a reply to its dot means. Total: an exception without a row of its own has its ancestor's."""
     if exchange.dot_left:
-        return Unknown(f"no answer to the message: {_kind(error)}")
+        return Unknown(f"no answer to the message: {error if isinstance(error, OutOfStep) else _kind(error)}")
     row = next(ROWS[cls] for cls in type(error).__mro__ if cls in ROWS)
     return row(error, exchange)
 
@@ -102,8 +104,12 @@ def not_offered(error: Any, exchange: Exchange) -> Outcome:
     return Deferred(f"{exchange.phase}: the server does not offer it")
 
 
+def out_of_step(error: Any, exchange: Exchange) -> Outcome:
+    return Deferred(f"nothing was sent: {error} ({exchange.phase})")
+
+
 def not_sent(error: Any, exchange: Exchange) -> Outcome:
-    return Deferred(f"{exchange.phase}: {_kind(error)}, nothing was sent")
+    return Deferred(f"{nothing_sent(error)} ({exchange.phase})")
 
 
 Row: TypeAlias = Callable[[Any, Exchange], Outcome]
@@ -126,6 +132,7 @@ ROWS: Final[dict[type[BaseException], Row]] = {
     aiosmtplib.SMTPException: not_offered,  # itself raised for nothing else
     # What the client lets through: the network's own errors, and a reply that it trips over.
     OSError: not_sent,
+    OutOfStep: out_of_step,
     Exception: not_sent,
 }
 """One row for each exception of the client; a test holds it complete."""
@@ -150,5 +157,5 @@ def _printable(text: str) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """The name of what lies beneath: ConnectionRefusedError rather than SMTPConnectError. Never its text."""
+    """The name of what lies beneath: ConnectionResetError rather than SMTPServerDisconnected. Never its text."""
     return type(error.__cause__ if isinstance(error.__cause__, OSError) else error).__name__

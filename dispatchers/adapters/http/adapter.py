@@ -26,7 +26,6 @@ Any other payload is rejected before anything is sent. The reason names the fiel
 import asyncio
 import inspect
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
@@ -48,6 +47,7 @@ from dispatchers.adapters.http.outcomes import (
 from dispatchers.adapters.http.request import Malformed, Service
 from dispatchers.adapters.request_writer import Outgoing
 from dispatchers.adapters.transport import Answer, Transport
+from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected
 from dispatchers.threads import as_async, is_async
 from dispatchers.time_limits import Window
@@ -76,8 +76,9 @@ class HttpAdapter(Adapter):
     find: the status lookup: a function of the delivery and of `get`, which reads a URL of the service with the adapter's
         credentials and returns an `Answer` (`await get("/contacts?made_by=7")`). It returns a `Finding`. In a sync function,
         call `get` without `await`.
-    proxy: the URL of a proxy, http:// or https://. Proxies of the environment are ignored.
-    tls: an `ssl.SSLContext`: trusted authorities, or a client certificate.
+    proxy: the URL of a proxy, http:// or https://; by default HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY decide.
+    tls: an `ssl.SSLContext`, or the path of a file or directory of authorities; by default SSL_CERT_FILE, SSL_CERT_DIR, or
+        httpx's authorities.
     reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
     timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as in `Adapter`. Connecting and TLS get up to a
@@ -108,7 +109,7 @@ class HttpAdapter(Adapter):
         answer_bytes_max: int = 1024 * 1024,
         find: Callable[[Delivery, Any], Any] | None = None,
         proxy: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
         reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -123,7 +124,12 @@ class HttpAdapter(Adapter):
         self._remember = remember
         self._credentials = credentials_of(headers or {}, [base_url])
         self._transport = Transport(
-            timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, reuse=reuse, transport=transport
+            timeout=timeout,
+            answer_bytes_max=answer_bytes_max,
+            tls=for_http(tls),
+            proxy=proxy,
+            reuse=reuse,
+            transport=transport,
         )
         self.window = window
         self.timeout = timeout

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
 import httpx
 
 from dispatchers.adapters.belonging import without_answer
+from dispatchers.adapters.causes import nothing_sent
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import NEVER_SENT, Answer
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -64,7 +65,7 @@ def outcome_of_error(error: Exception) -> Outcome:
     """What a send without an answer means: an exception without a row of its own has that of its nearest ancestor."""
     meaning = next((EXCEPTIONS[cls] for cls in type(error).__mro__ if cls in EXCEPTIONS), "unknown")
     if meaning == "deferred":
-        return Deferred(f"nothing was sent: {type(error).__name__}")
+        return Deferred(nothing_sent(error))
     return Unknown(without_answer(error))
 
 

@@ -32,7 +32,7 @@ from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistab
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.transport import HEADER_VALUE, Transport
-from dispatchers.adapters.trust import trusting
+from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
 from outbox.errors import ConfigurationError
 from outbox.trace_headers import of_trace
@@ -56,6 +56,8 @@ class StripeAdapter(Adapter):
     timeout: how long one send may take. Connecting and TLS get up to a third of it each, so that an unreachable Stripe is
         recognised.
     window: how long Stripe certainly remembers a key.
+    proxy, tls: as in `HttpAdapter`; without `tls` and the environment's files, the authorities of the SDK.
+    transport: replaces real connections in tests.
     reuse: False for a connection of its own for each send. With True, a success counts only if it repeats the request's key, as
         Stripe's answers do, unless it is the first answer on its connection.
 
@@ -76,7 +78,10 @@ class StripeAdapter(Adapter):
         base_url: str | None = None,
         timeout: timedelta = timedelta(seconds=30),
         window: timedelta = WINDOW,
+        proxy: str | None = None,
+        tls: Tls = None,
         reuse: bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         check_api_key(api_key)
         self.api_version = api_version or stripe.api_version
@@ -86,13 +91,19 @@ class StripeAdapter(Adapter):
         for name, value in (("api_version", self.api_version), ("account", account)):
             if value is not None and not HEADER_VALUE.fullmatch(value):
                 raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")
+        if stripe.proxy and proxy is None and transport is None:
+            raise ConfigurationError(
+                "stripe.proxy is set, but StripeAdapter does not read it: give StripeAdapter(proxy=...)"
+            )
         warn_of_api_version(api_version)
         # Live and test mode have separate keys, so a change of mode is like a change of account. The API key may be rolled.
         self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
         self._credentials = Credentials([api_key])
-        self._transport = Transport(timeout=timeout, tls=trusting(stripe.ca_bundle_path), reuse=reuse)
+        self._transport = Transport(
+            timeout=timeout, tls=for_http(tls, stripe.ca_bundle_path), proxy=proxy, reuse=reuse, transport=transport
+        )
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=self.api_version,

@@ -11,6 +11,7 @@ import stripe
 from stripe import oauth_error
 
 from dispatchers.adapters.belonging import ForeignAnswer
+from dispatchers.adapters.causes import nothing_sent
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import NEVER_SENT
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -151,7 +152,7 @@ def conflicting(failure: Failure) -> Outcome:
 
 
 def unanswered(failure: Failure) -> Outcome:
-    return Deferred(failure.reason) if failure.unsent else Unknown(failure.reason)
+    return Deferred(failure.kind) if failure.unsent else Unknown(failure.reason)
 
 
 def by_status(failure: Failure) -> Outcome:
@@ -234,6 +235,8 @@ def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kind(error: BaseException) -> str:
+    if isinstance(error, NEVER_SENT):
+        return nothing_sent(error)
     return str(error) if isinstance(error, ForeignAnswer) else type(error).__name__
 
 

@@ -10,7 +10,6 @@ key as its own key: `target="Fulfilment/{key}/run"`.
 """
 
 import json
-import ssl
 from collections.abc import Mapping
 from datetime import timedelta
 from hashlib import sha256
@@ -20,10 +19,12 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from dispatchers.adapters.belonging import without_answer
+from dispatchers.adapters.causes import nothing_sent
 from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import HEADER_VALUE, NEVER_SENT, Answer, Transport
+from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import (
     Absent,
     CannotTell,
@@ -65,7 +66,7 @@ class RestateAdapter(PlacesAdapter):
     window: how long Restate keeps an invocation after its end: at most the shortest `idempotency_retention` of the services, and
         `workflow_completion_retention` of the workflows. Both are one day by default.
     headers: sent with each request, such as Authorization. They are never shown.
-    tls: an `ssl.SSLContext`. proxy: the URL of a proxy; those of the environment are ignored.
+    tls, proxy: as in `HttpAdapter`.
     reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
     """
@@ -80,7 +81,7 @@ class RestateAdapter(PlacesAdapter):
         timeout: timedelta = timedelta(seconds=10),
         attempts_max: int = 20,
         age_max: timedelta = timedelta(days=3),
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
         proxy: str | None = None,
         reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -97,7 +98,7 @@ class RestateAdapter(PlacesAdapter):
                 _path(each, ConfigurationError)
         self._ingress = ingress.rstrip("/")
         self._credentials = credentials_of(self._headers, [ingress])
-        self._transport = Transport(timeout=timeout, tls=tls, proxy=proxy, reuse=reuse, transport=transport)
+        self._transport = Transport(timeout=timeout, tls=for_http(tls), proxy=proxy, reuse=reuse, transport=transport)
         self.window = self._window = window
         self.timeout = timeout
         self.attempts_max = attempts_max
@@ -122,7 +123,7 @@ class RestateAdapter(PlacesAdapter):
                 httpx.Request("POST", self._ingress + target.start, headers=headers, content=delivery.body)
             )
         except NEVER_SENT as error:
-            return Deferred(f"nothing was sent: {type(error).__name__}")
+            return Deferred(nothing_sent(error))
         except FAILURES as error:
             return Unknown(without_answer(error))
         return self._credentials.removed_from(_outcome(answer))
