@@ -136,7 +136,7 @@ def read_not_sent(connection: Connection, tables: Tables) -> NotSent:
     in_all = select(func.count()).select_from(throttled.order_by(None).subquery())
     return NotSent(
         suspended_reason=connection.execute(select(tables.meta.c.suspended_reason)).scalar_one_or_none(),
-        destinations=[_state(row.name, EXACT_ZERO, None, row, now, paused=row.paused) for row in rows],
+        destinations=[_state(row.name, EXACT_ZERO, 0, None, row, now, paused=row.paused) for row in rows],
         destinations_in_all=len(rows) if len(rows) < NOT_SENT_SHOWN else connection.execute(in_all).scalar_one(),
     )
 

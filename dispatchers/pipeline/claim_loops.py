@@ -115,7 +115,6 @@ class ClaimLoops:
             clock=clock,
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
-        self.used_up = lambda: self._scheduler.used_up
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
@@ -124,6 +123,9 @@ class ClaimLoops:
     @property
     def unstarted(self) -> Unstarted:
         return self._collector.unstarted
+
+    def used_up(self) -> dict[str, list[str]]:
+        return self._scheduler.used_up
 
     def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
         return self._sender.sending(task)

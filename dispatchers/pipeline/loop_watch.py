@@ -132,7 +132,8 @@ class LoopWatch:
         frame = sys._current_frames().get(self._thread)
         stack = traceback.extract_stack(frame) if frame is not None else []
         shown = [f"{each.filename}:{each.lineno} in {each.name}" for each in stack[-FRAMES_MAX:]]
-        return Doing(sender, *(sending or (None, None)), ", ".join(reversed(shown)) or "an unknown place")
+        destination, operation = sending or (None, None)
+        return Doing(sender, destination, operation, ", ".join(reversed(shown)) or "an unknown place")
 
 
 def _released(watched: Watched) -> int:

@@ -14,6 +14,9 @@ from dispatchers.adapters.sockets import has_unreceived
 class OutOfStep(Exception):
     """Not exactly one reply came to the last command, or it came before the command had arrived."""
 
+    def __init__(self) -> None:
+        super().__init__("the server sent a reply that no command asked for")
+
 
 class Replies(asyncio.Protocol):
     """Takes the place of the client library's protocol on an open connection, and passes everything on to it."""
