@@ -127,14 +127,7 @@ class Dispatcher:
             log.warning("%s", warning)
         self.grace = settings.grace
         self.retention = Retention.of(settings.keep, self._routes.windows)
-        self.store: Store = simulation.store or DatabaseStore(
-            target,
-            self._outbox.configuration,
-            lease=settings.lease,
-            callback_timeout=settings.callback_deadline,
-            callback_transactions=settings.callback_transactions,
-            promotions_lose_nothing=settings.promotions_lose_nothing,
-        )
+        self.store: Store = simulation.store or self._database_store(target)
         self._require_async_for(self._callbacks.first_async())
         self.errors = self._activity.errors
         self.outages = OutageLog(clock, report=partial(self.errors.report, "dispatcher"))
@@ -167,6 +160,17 @@ class Dispatcher:
         )
         self._sought: UUID | None = None
         self._stopping: asyncio.Event | None = None
+
+    def _database_store(self, target: Any) -> DatabaseStore:
+        settings = self._settings
+        return DatabaseStore(
+            target,
+            self._outbox.configuration,
+            lease=settings.lease,
+            callback_timeout=settings.callback_deadline,
+            callback_transactions=settings.callback_transactions,
+            promotions_lose_nothing=settings.promotions_lose_nothing,
+        )
 
     def _parts(self) -> Parts:
         return Parts()
