@@ -63,11 +63,11 @@ class PasswordFile:
     passwords by client and name, and the passwords that wait for their hash.
     """
 
-    def __init__(self, path: str | os.PathLike[str], limits: SignInLimits | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._seen = _stamp(self._path)
         self._users = _users(self._path)
-        self._limits = limits or SignInLimits()
+        self._limits = SignInLimits()
         self._key = secrets.token_bytes(32)
         self._nobody = _User(Identity("nobody", []), secrets.token_bytes(SALT_BYTES), secrets.token_bytes(HASH_BYTES))
         self._verified: dict[str, bytes] = {}  # what was checked once is not hashed again at each refresh of a page

@@ -12,7 +12,9 @@ CLIENT_TRIES_MAX = 30
 """Of one client for all names: several people may share an address."""
 SPAN_SECONDS = 60.0
 REMEMBERED = 10_000
-"""So many clients and names are remembered, those that tried last: some 5 MB."""
+"""So many clients and names are remembered, those that tried last: some 10 MB."""
+CHARS_MAX = 255
+"""Of a name or an address so many characters count: a header may have many more."""
 
 
 class SignInLimits:
@@ -24,8 +26,7 @@ class SignInLimits:
 
     def try_now(self, client: str, name: str) -> int | None:
         """Count a try. Returns None if it may be made, else after how many seconds the next one may be."""
-        now, network = self._clock(), network_of(client)
-        limits = [((network, None), CLIENT_TRIES_MAX), ((network, name), TRIES_MAX)]
+        now, limits = self._clock(), tuple(zip(_keys(client, name), (CLIENT_TRIES_MAX, TRIES_MAX), strict=True))
         for key, most in limits:
             tries = self._recent(key, now)
             if len(tries) >= most:
@@ -36,8 +37,7 @@ class SignInLimits:
 
     def succeeded(self, client: str, name: str) -> None:
         """The last try had the right password: it counts for nothing."""
-        network = network_of(client)
-        for key in ((network, None), (network, name)):
+        for key in _keys(client, name):
             if tries := self._tries.get(key):
                 tries.pop()
 
@@ -49,6 +49,11 @@ class SignInLimits:
         while len(self._tries) > REMEMBERED:
             self._tries.popitem(last=False)
         return tries
+
+
+def _keys(client: str, name: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
+    network = network_of(client[:CHARS_MAX])
+    return (network, None), (network, name[:CHARS_MAX])
 
 
 def network_of(client: str) -> str:

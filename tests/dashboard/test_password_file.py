@@ -220,6 +220,7 @@ def test_the_limits_forget_and_remember_a_bounded_number(monkeypatch: pytest.Mon
     assert tries == [None] * TRIES_MAX + [60]
     assert later is None
     assert len(limits._tries) <= REMEMBERED
+    assert [limits.try_now("192.0.2.2", "x" * 300 + str(n)) for n in range(TRIES_MAX + 1)][-1] == 60
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_decision_on_the_command_line_wakes_a_dispatcher(
             postgresql.execute(
                 sa.text("UPDATE outbox_queue SET suspended_reason = 'for a test', due_at = '9999-01-01Z'")
             )
-        succeeded(decision, str(id), database=postgresql)
+        succeeded(decision, str(id), "--reason", "asked", database=postgresql)
         return id
 
     asyncio.run(working_until(working, lambda: each_is_sent(postgresql, decide)))
