@@ -80,7 +80,7 @@ def _note_process(connection: object, record: ConnectionPoolEntry) -> None:
 
 
 def _renew_pools() -> None:
-    """The pools' locks may stay held: the threads that hold them do not exist in a fork."""
+    """The pools' locks may be held permanently, by threads that a fork does not have."""
     for engine in list(_engines):
         if not _is_in_memory(engine):
             _left_behind.append(engine.pool)
