@@ -171,7 +171,7 @@ class AnswerReader:
                 lenient_optional_cr_before_lf=False
             )  # between chunks a bare LF is an attack
             self.ended = self.whole = not self._has_body
-        elif {"content-length", "transfer-encoding"} & self.headers.keys():
+        elif "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0":
             raise HttpParserError("an interim answer with a body")  # RFC 9110, 8.6
         else:
             self.headers.clear()

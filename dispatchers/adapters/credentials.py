@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, unquote_plus
 
@@ -27,6 +28,7 @@ class Credentials:
     def __init__(self, values: Iterable[str]) -> None:
         kept = {value for value in values if len(value) >= CHARS_MIN}
         needles = {needle for value in kept for needle in _written(value) if len(needle) >= CHARS_MIN}
+        needles = {needle.casefold() for needle in needles}  # some services write everything in capitals
         # A text with one of the others contains a shorter one too: "Bearer abc123" and "abc123", in each encoding.
         self._needles = [each for each in needles if not any(other in each for other in needles - {each})]
 
@@ -74,6 +76,7 @@ class Credentials:
         return any(self._is_in(reading) for reading in _readings(text))
 
     def _is_in(self, text: str) -> bool:
+        text = text.casefold()
         for needle in self._needles:  # noqa: SIM110  # `any` takes three times as long
             if needle in text:
                 return True
@@ -108,12 +111,23 @@ def _basic(word: str) -> str:
 
 
 def _in_path(url: str) -> Iterator[str]:
-    """The segments of the URL's path that look like secrets, as in webhooks."""
-    for segment in re.sub(r"^[^:/]+://[^/]*", "", url).partition("?")[0].split("/"):
-        is_mixed = re.search(r"[A-Za-z]", segment) and re.search(r"\d", segment)
-        if is_mixed or len(segment) >= SEGMENT_CHARS_MIN:
-            yield segment
-            yield unquote(segment)
+    """The segments of the URL's path that look like secrets, as in webhooks, and those that follow each other as one text: some
+    webhooks divide the secret into short segments.
+    """
+    segments = re.sub(r"^[^:/]+://[^/]*", "", url).partition("?")[0].split("/")
+    for is_secret, run in groupby(segments, _looks_secret):
+        if is_secret:
+            found = list(run)
+            for part in {*found, "/".join(found)}:
+                yield part
+                yield unquote(part)
+
+
+def _looks_secret(segment: str) -> bool:
+    if re.fullmatch(r"v\d+(\.\d+)*", segment, re.I):  # a version of an API
+        return False
+    is_mixed = re.search(r"[A-Za-z]", segment) and re.search(r"\d", segment)
+    return bool(is_mixed) or len(segment) >= SEGMENT_CHARS_MIN
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -138,7 +152,6 @@ def _written(value: str) -> Iterator[str]:
     for text in {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}:
         data = text.encode()
         yield data.hex()
-        yield data.hex().upper()
         for before in range(3):
             # Three bytes make four characters. Characters that also depend on the bytes before or after the value are cut off.
             whole = base64.b64encode(bytes(before) + data).decode().rstrip("=")

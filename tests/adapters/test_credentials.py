@@ -76,6 +76,29 @@ def test_what_quotes_nothing_is_kept_as_it_is(value: Any) -> None:
     assert Credentials([TOKEN]).hidden(value) is value
 
 
+@given(secrets, st.sampled_from(sorted(ENCODERS)))
+def test_a_secret_in_capitals_is_found(secret: str, by: str) -> None:
+    text = ENCODERS[by](secret.upper())
+
+    assert Credentials([secret]).hidden([text]) == [HIDDEN]
+
+
+@pytest.mark.parametrize(
+    ("path", "quoted", "is_hidden"),
+    [
+        ("/hooks/T00/B01/x7y8", "no such hook: /hooks/T00/B01/x7y8", True),
+        ("/hooks/T00/B01/x7y8", "T00%2FB01%2Fx7y8", True),
+        ("/hooks/T00/B01/x7y8", "HTTPS://HOOKS.TEST/HOOKS/T00/B01/X7Y8", True),
+        ("/hooks/T00/B01/x7y8", "T00", False),
+        ("/v2/contacts", "https://crm.test/v2/contacts/7", False),
+        ("/oauth2/token", "https://crm.test/oauth2/token", False),
+        ("/api/v1.0/contacts", "/api/v1.0/contacts", False),
+    ],
+)
+def test_a_path_is_hidden_where_it_looks_secret(path: str, quoted: str, is_hidden: bool) -> None:
+    assert credentials_of({}, [f"https://hooks.test{path}"]).hidden(quoted) == (HIDDEN if is_hidden else quoted)
+
+
 def test_a_quoted_number_and_a_quoted_name_are_hidden() -> None:
     hidden = Credentials(["123456789012", "private_name"]).hidden({"private_name": 123456789012, "id": 123456789013})
 

@@ -1,5 +1,6 @@
 """What an e-mail's payload becomes: recipients and bytes, or a refusal that names the field."""
 
+import base64
 import re
 from email import message_from_bytes
 from email.message import EmailMessage
@@ -255,3 +256,11 @@ def test_what_is_no_mail_is_refused_by_the_field_s_name(change: Any, problem: st
 def test_a_mail_needs_a_sender() -> None:
     with pytest.raises(Unsendable, match="from is missing, and the adapter has no sender of its own"):
         made(sender=None)
+
+
+def test_an_attachments_base64_may_come_in_lines() -> None:
+    """As `base64.encodebytes` and most mail programs write it: RFC 2045, 6.8."""
+    in_lines = base64.encodebytes(b"%PDF" * 100).decode().replace("\n", "\r\n")
+    (attachment,) = parsed({**MAIL, "attachments": [{**PDF, "base64": in_lines}]}).iter_attachments()
+
+    assert attachment.get_content() == b"%PDF" * 100

@@ -59,7 +59,12 @@ def test_after_a_plain_answer_the_connection_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "interim", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n"]
+    "interim",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n",
+    ],
 )
 def test_interim_answers_are_skipped(interim: bytes) -> None:
     async def hint(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

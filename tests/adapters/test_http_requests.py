@@ -91,6 +91,8 @@ def test_json_is_written_as_it_was_enqueued(far: Far) -> None:
         ({"text": "<né/>", "content_type": "application/xml"}, "<né/>".encode(), "application/xml"),
         ({"text": ""}, b"", "text/plain; charset=utf-8"),
         ({"base64": base64.b64encode(b"\x00\xff").decode()}, b"\x00\xff", "application/octet-stream"),
+        ({"base64": base64.encodebytes(b"\xff" * 100).decode()}, b"\xff" * 100, "application/octet-stream"),
+        ({"base64": "AAEC\r\n\tAwQF \r\n"}, bytes(range(6)), "application/octet-stream"),
         ({}, b"", None),
     ],
 )
@@ -243,9 +245,18 @@ NAME = "payload field 'headers': a header's name must consist of letters, digits
         ({"json": float("inf")}, "payload field 'json' must be JSON that UTF-8 can encode"),
         ({"text": "\ud800"}, "payload field 'text' must be text that UTF-8 can encode"),
         ({"text": {}}, "payload field 'text' must be text that UTF-8 can encode"),
-        ({"base64": "a-_="}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
-        ({"base64": "Y!W!I!="}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
-        ({"base64": 7}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
+        (
+            {"base64": "a-_="},
+            "payload field 'base64' must be text in the standard base64 alphabet, with padding, perhaps in lines",
+        ),
+        (
+            {"base64": "Y!W!I!="},
+            "payload field 'base64' must be text in the standard base64 alphabet, with padding, perhaps in lines",
+        ),
+        (
+            {"base64": 7},
+            "payload field 'base64' must be text in the standard base64 alphabet, with padding, perhaps in lines",
+        ),
         ({"content_type": "text/plain"}, TYPE),
         ({"text": "x", "content_type": None}, TYPE),
         ({"text": "x", "content_type": "text/plain\n"}, TYPE),

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import threading
 from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
@@ -27,6 +28,7 @@ from support.mail_servers import (
 import outbox
 from dispatchers import FOREVER, Dispatcher
 from dispatchers.adapters import MemoryAdapter, SmtpAdapter
+from dispatchers.adapters.email.message import Message, compose
 from dispatchers.delivery import Deferred, Delivered, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
@@ -370,3 +372,28 @@ def test_a_dispatcher_takes_it_as_it_is(ob: outbox.Outbox) -> None:
     Dispatcher(
         "sqlite://", outbox=ob, adapters={"email": SmtpAdapter(host="mail.example.com"), "memory": MemoryAdapter()}
     )
+
+
+def test_only_a_large_mail_is_made_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the event loop from everything else: 20 MB for some seconds."""
+    threads: list[str] = []
+
+    def noted(*arguments: Any, **settings: Any) -> Message:
+        threads.append(threading.current_thread().name)
+        return compose(*arguments, **settings)
+
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.compose", noted)
+    large = {**MAIL, "text": "x" * 100_000}
+    mailbox = Mailbox()
+
+    assert isinstance(handed_in(mailbox, MAIL, large), Delivered)
+    assert threads == ["MainThread", "outbox-compose"]
+    assert isinstance(handed_in(mailbox, {**large, "subject": 7}), Rejected)
+
+
+def test_a_long_text_is_written_in_parts_and_arrives_whole() -> None:
+    mailbox = Mailbox()
+    lines = [f".{each:09}" + "x" * 60 for each in range(10_000)]
+
+    assert isinstance(handed_in(mailbox, {**MAIL, "text": "\n".join(lines)}), Delivered)
+    assert message_from_bytes(mailbox.contents[0], policy=default).get_content().splitlines() == lines

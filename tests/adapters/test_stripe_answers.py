@@ -238,3 +238,10 @@ def test_retry_after_is_honoured_in_full_and_nonsense_ignored(
 
     assert isinstance(outcome, Deferred)
     assert outcome.after == (None if seconds is None else timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_a_fault_of_stripes_own_is_in_doubt_whatever_its_status(
+    adapter: StripeAdapter, charges: respx.Route, status: int
+) -> None:
+    assert answered(adapter, charges, error(status, "api_error")) == Unknown(f"api_error: HTTP {status}")

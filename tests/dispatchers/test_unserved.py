@@ -200,9 +200,18 @@ def test_stripes_operations_are_known_from_the_sdk(operation: str, meant: str | 
     assert StripeAdapter(api_key="sk_test_fake").nearest(operation) == meant
 
 
-def test_stripes_publishable_key_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigurationError, match=r"begins with pk_: that is a publishable key") as caught:
-        StripeAdapter(api_key="pk_test_4242")
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [
+        ("pk_", "a publishable key"),
+        ("whsec_", "the secret of a webhook"),
+        ("ek_", "an ephemeral key"),
+        ("sk_org_", "an organization's key"),
+    ],
+)
+def test_a_key_of_stripe_that_cannot_send_is_refused_and_not_shown(prefix: str, kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"begins with {prefix}: that is {kind}") as caught:
+        StripeAdapter(api_key=f"{prefix}test_4242")
 
     assert "4242" not in str(caught.value)
 

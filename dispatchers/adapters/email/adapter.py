@@ -35,7 +35,7 @@ from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, 
 from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
-from dispatchers.threads import as_async
+from dispatchers.threads import as_async, on_own_thread
 from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 
@@ -50,6 +50,7 @@ NAME: Final = re.compile(r"[\w.:\[\]-]+", re.ASCII)
 IDLE_SECONDS_MAX: Final = (
     60.0  # servers wait 5 minutes (RFC 5321, 4.5.3.2.7); firewalls between drop connections sooner
 )
+COMPOSED_BYTES_MAX: Final = 64 * 1024  # of a payload: such a mail takes about 15 ms
 QUIT_SECONDS: Final = 2.0  # QUIT is only polite, so it gets little time
 
 
@@ -137,7 +138,7 @@ class SmtpAdapter(Adapter):
         if delivery.options:
             return Rejected(f"unknown options {sorted(delivery.options)}: a mail takes none")
         try:
-            message = self._compose(delivery)
+            message = await self._composed(delivery)
         except Unsendable as error:
             return Rejected(str(error))
         return self._credentials.removed_from(await self._hand_in(message, delivery.deadline))
@@ -151,12 +152,19 @@ class SmtpAdapter(Adapter):
 
         async def found(delivery: Delivery) -> Any:
             try:
-                message_id = self._compose(delivery).id
+                message_id = (await self._composed(delivery)).id
             except Unsendable as error:
                 return CannotTell(str(error))
             return await ask(delivery, message_id)
 
         return found
+
+    async def _composed(self, delivery: Delivery) -> Message:
+        """The mail; a large one is made on a thread, because it would keep the event loop from everything else."""
+        if len(delivery.body) <= COMPOSED_BYTES_MAX:
+            return self._compose(delivery)
+        message: Message = await on_own_thread("outbox-compose", self._compose, delivery)
+        return message
 
     def _compose(self, delivery: Delivery) -> Message:
         return compose(

@@ -19,6 +19,7 @@ from dispatchers.adapters.email.replies import Replies
 
 Tls: TypeAlias = Literal["starttls", "tls", "none"]
 START_INPUT = 354  # RFC 5321, 4.2.3
+WRITTEN_BYTES_MAX = 256 * 1024  # at a time: to encrypt more would keep the event loop from everything else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,10 @@ class Connection:
         if reply.code != START_INPUT:
             raise aiosmtplib.SMTPDataError(reply.code, reply.message)
         exchange.phase = "message"
-        self._writer.write(message.stuffed)
-        await self._writer.drain()
+        text = memoryview(message.stuffed)
+        for begin in range(0, len(text), WRITTEN_BYTES_MAX):
+            self._writer.write(text[begin : begin + WRITTEN_BYTES_MAX])
+            await self._writer.drain()
         await _polled()
 
     async def end(self, exchange: Exchange, latest: float) -> aiosmtplib.SMTPResponse:

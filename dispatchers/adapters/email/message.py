@@ -98,7 +98,9 @@ class Message:
     @property
     def stuffed(self) -> bytes:
         """The content for DATA, with the added dots, without the final dot. RFC 5321, 4.5.2."""
-        return re.sub(rb"(?m)^\.", b"..", self.content)
+        return (b"\n" + self.content).replace(b"\n.", b"\n..")[
+            1:
+        ]  # in a large mail, far faster than a regular expression
 
 
 def compose(
@@ -330,7 +332,7 @@ def _kind(where: str, attachment: Mapping[str, Any]) -> Any:
 def _decoded(where: str, data: object) -> bytes:
     try:
         if isinstance(data, str):
-            return base64.b64decode(data, validate=True)
+            return base64.b64decode(data.encode("ascii").translate(None, b" \t\r\n"), validate=True)  # RFC 2045, 6.8
     except (binascii.Error, ValueError):
         pass
     raise Unsendable(f"{where}.base64 is not base64")

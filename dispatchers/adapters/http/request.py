@@ -254,14 +254,18 @@ def _json(value: Any) -> bytes:
     return JSON.encode(value).encode()
 
 
-def _base64(value: Any) -> bytes:
-    return base64.b64decode(value, validate=True)
+def _base64(value: str) -> bytes:
+    return base64.b64decode(value.encode("ascii").translate(None, b" \t\r\n"), validate=True)  # RFC 2045, 6.8
 
 
 BODIES: Final[Mapping[str, tuple[Callable[[Any], bytes], str, str]]] = {
     "json": (_json, "application/json", "JSON that UTF-8 can encode"),
     "text": (str.encode, "text/plain; charset=utf-8", "text that UTF-8 can encode"),
-    "base64": (_base64, "application/octet-stream", "text in the standard base64 alphabet, with padding"),
+    "base64": (
+        _base64,
+        "application/octet-stream",
+        "text in the standard base64 alphabet, with padding, perhaps in lines",
+    ),
 }
 
 
@@ -280,5 +284,5 @@ def _body(fields: Mapping[str, Any]) -> tuple[bytes, str | None]:
     encode, usual_type, wanted = BODIES[given[0]]
     try:
         return encode(fields[given[0]]), content_type or usual_type
-    except (TypeError, ValueError, RecursionError):
+    except (AttributeError, TypeError, ValueError, RecursionError):
         raise Malformed(f"payload field {given[0]!r} must be {wanted}") from None

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from typing import Any
+from typing import Any, Final
 
 from dispatchers.names import nearest
 from outbox.errors import ConfigurationError
@@ -13,15 +13,25 @@ API_VERSION = re.compile(r"\d{4}-\d{2}-\d{2}(\.[a-z]+)?(;.*)?")
 """2024-06-20, 2025-03-31.basil, either with beta headers. Source: docs.stripe.com/api/versioning."""
 
 
+OTHER_KEYS: Final = {
+    "pk_": "a publishable key, for browsers, and Stripe refuses it for charges",
+    "whsec_": "the secret of a webhook, which only checks Stripe's signatures",
+    "ek_": "an ephemeral key, for mobile apps",
+    "sk_org_": "an organization's key, which needs the header Stripe-Context, and this adapter does not send it",
+}
+"""Keys with which every send would fail. Source: docs.stripe.com/keys and docs.stripe.com/keys/organization-api-keys."""
+
+
 def check_api_key(api_key: object) -> str:
     """Raise `ConfigurationError`, which does not show the key, unless it can be a secret or a restricted one."""
     if not isinstance(api_key, str) or not re.fullmatch(r"[\x21-\x7e]+", api_key):
         raise ConfigurationError("api_key must be Stripe's secret key as text, without spaces (it is not shown)")
-    if api_key.startswith("pk_"):
-        raise ConfigurationError(
-            "api_key begins with pk_: that is a publishable key, for browsers, and Stripe refuses it for charges; give the"
-            " secret key (sk_...) or a restricted one (rk_...) (it is not shown)"
-        )
+    for prefix, kind in OTHER_KEYS.items():
+        if api_key.startswith(prefix):
+            raise ConfigurationError(
+                f"api_key begins with {prefix}: that is {kind}; give the secret key (sk_...) or a restricted one (rk_...)"
+                " (it is not shown)"
+            )
     return api_key
 
 
