@@ -128,11 +128,11 @@ class LoopWatch:
     def _doing(self, loop: asyncio.AbstractEventLoop) -> Doing:
         task = asyncio.current_task(loop)
         found = [(each, each.sending(task)) for each in self._watched] if task is not None else []
-        sender, sending = next(((each, sending) for each, sending in found if sending is not None), (None, None))
+        nothing: tuple[Watched | None, tuple[str | None, str | None]] = (None, (None, None))
+        sender, (destination, operation) = next(((each, send) for each, send in found if send is not None), nothing)
         frame = sys._current_frames().get(self._thread)
         stack = traceback.extract_stack(frame) if frame is not None else []
         shown = [f"{each.filename}:{each.lineno} in {each.name}" for each in stack[-FRAMES_MAX:]]
-        destination, operation = sending or (None, None)
         return Doing(sender, destination, operation, ", ".join(reversed(shown)) or "an unknown place")
 
 
