@@ -21,7 +21,7 @@ from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.turns import Turns
-from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Release, RetryCallback, Settle, Transition
 from simulation import scenario
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
@@ -193,6 +193,7 @@ GUARDS: dict[str, Patch] = {
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "a release without an attempt counts as an attempt": moving(Release, uncounted=0),
     "a release without an attempt clears doubt": moving(Release, maybe_sent=False, in_doubt_since=None),
+    "an end that waits for its callback is not found by its column": moving(RetryCallback, known=False),
     "a callback runs without the fence": without(RemoteStore, "_begin", begun_without_the_fence),
     "a callback that raised leaves what it wrote": without(AppSession, "add", reported_at_once),
     "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),
