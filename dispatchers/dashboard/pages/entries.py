@@ -78,7 +78,7 @@ def require_readable(identity: Identity, wanted: EntriesWanted) -> None:
     """Raise `Failure` for a filter on what the identity may not read."""
     for name, role in READ_BY.items():
         if getattr(wanted, name) and not identity.may(role):
-            raise Failure(403, "forbidden", f"{name}: only a {role} may select entries by what was sent", name)
+            raise Failure(403, "role", f"{name}: only a {role} may select entries by what was sent", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
