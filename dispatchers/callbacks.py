@@ -110,9 +110,11 @@ class AppTransactions(Protocol):
 
     def begin(self) -> AbstractContextManager[tuple[Connection, Session]]:
         """A transaction that commits at the end of the block, and a session that cannot end it."""
+        ...
 
     def call(self, connection: Connection, function: Function, session: Session, argument: Any) -> Any:
         """Call the app's function, which may be async, on this thread."""
+        ...
 
 
 OPERATIONS_MAX = 10_000

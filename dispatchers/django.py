@@ -59,8 +59,9 @@ class DjangoTransactions:
             nonlocal has_committed
             has_committed = True
 
+        atomic: Any = transaction.atomic(using=self._using, durable=True)
         try:
-            with transaction.atomic(using=self._using, durable=True):
+            with atomic:
                 transaction.on_commit(
                     note_commit, using=self._using
                 )  # the first hook: it runs before those of the callback
