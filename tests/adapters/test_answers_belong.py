@@ -32,9 +32,9 @@ CLOSING = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r
 
 
 class Twice:
-    """A server that executes each request, and sends another answer up to 4 ms after some of its answers.
+    """A server that executes each request, and sends another answer up to 4 ms after some of its answers. Then it closes.
 
-    Requests that come meanwhile are not read. executed: the keys. unasked: how many of those answers it has sent.
+    Requests that come meanwhile are not read, and not executed. executed: the keys. unasked: how many of those answers it has sent.
     """
 
     def __init__(self, second: bytes, *, share: float) -> None:
@@ -54,22 +54,22 @@ class Twice:
             answered = loop.time()
             if random.random() >= self._share:
                 continue
-            await asyncio.sleep(random.choice([0, random.uniform(0, 0.004)]))
+            await asyncio.sleep(random.uniform(0, 0.004))
             if loop.time() - answered < 0.008:  # a loaded machine wakes it later
                 writer.write(self._second)
                 self.unasked += 1
-                if self._second == CLOSING:
-                    return
+                return
 
 
 async def sends(transport: Transport, url: str, number: int) -> dict[str, int]:
-    """The status of each request by its key, 0 for one in doubt; thirty at a time."""
+    """The status of each request by its key, 0 for one in doubt; thirty at a time, each after a pause of up to 4 ms."""
     statuses: dict[str, int] = {}
     keys = [str(each) for each in range(number)]
 
     async def worker() -> None:
         while keys:
             key = keys.pop()
+            await asyncio.sleep(random.uniform(0, 0.004))
             try:
                 statuses[key] = (await post(transport, url, headers={"Idempotency-Key": key})).status
             except httpx.HTTPError:
