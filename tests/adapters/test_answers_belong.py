@@ -34,7 +34,9 @@ CLOSING = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r
 class Twice:
     """A server that executes each request, and sends another answer up to 4 ms after some of its answers. Then it closes.
 
-    Requests that come meanwhile are not read, and not executed. executed: the keys. unasked: how many of those answers it has sent.
+    Requests that come meanwhile are not read, and not executed.
+
+    executed: the keys. unasked: how many of those answers it has sent.
     """
 
     def __init__(self, second: bytes, *, share: float) -> None:
