@@ -12,12 +12,13 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, exists, select
 
 from dispatchers.store.queries import ordering_keys
+from outbox.sql.dialect import read_by_index
 from outbox.sql.ordering import Place, advance, is_blocked
 from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.dispatcher")
 
-GROUPS_MAX = 100
+GROUPS_MAX = 20
 """Groups of one sweep. A group costs two probes of an index; with more groups, the next sweeps read the others."""
 
 
@@ -30,6 +31,7 @@ class StuckGroups:
 
     def sweep(self, connection: Connection) -> None:
         """Look at the next groups, and make the stuck ones due."""
+        read_by_index(connection)
         keys = ordering_keys(self._tables, self._after, GROUPS_MAX)
         head = head_of(self._tables, keys.c.key).correlate(keys).scalar_subquery()
         groups = [
@@ -62,9 +64,9 @@ def free_stuck(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> l
     queue, blocked = tables.queue, tables.blocked_group
     has_block = exists().where(blocked.c.ordering_key == queue.c.ordering_key)
     is_first = queue.c.id == head_of(tables, queue.c.ordering_key).correlate(queue).scalar_subquery()
-    stuck = select(queue.c.ordering_key, queue.c.position).where(
-        queue.c.id.in_(ids), is_blocked(queue), is_first, ~has_block
-    )
-    found = connection.execute(stuck).all()
+    # The conditions are columns: in WHERE, with stale statistics, the planner uses another index than that of the ids.
+    stuck = is_blocked(queue) & is_first & ~has_block
+    asked = select(queue.c.ordering_key, queue.c.position, stuck.label("is_stuck")).where(queue.c.id.in_(ids))
+    found = [row for row in connection.execute(asked) if row.is_stuck]
     advance(connection, tables, [Place(row.ordering_key, row.position - 1) for row in found])
     return sorted(row.ordering_key for row in found)
