@@ -122,10 +122,12 @@ class Agreement(RuleBasedStateMachine):
     def claim(self, form: str, news: str | None = None, names: Sequence[str] = ("crm", "mail")) -> None:
         """news: what is reported of crm, whose limits are then checked. names: of the others only what needs no send."""
         self.requests += 1
-        known = [quota(name)._replace(known=True, admitted=True) for name in ("crm", "mail") if name not in names]
+        quotas = {"crm": quota("crm"), "mail": quota("mail")._replace(called_back=64)}
+        known = [each._replace(known=True, admitted=True) for name, each in quotas.items() if name not in names]
         request = ClaimRequest(
-            quotas=[*known, *map(quota, names)],
+            quotas=[*known, *(quotas[name] for name in names)],
             entries_max=500,
+            callbacks_max=2,
             token=UUID(int=self.requests),
             lease=LEASE,
             forms={"crm": form, "mail.send": form},
