@@ -181,6 +181,7 @@ class SharedLimits:
         self._clock = clock
         self.wake = wake
         self._all = Permits()
+        self._crowded: dict[str, float] = {}  # when the total had no permit left for a database, the first one first
         self._destinations: dict[str, Destination] = {}
 
     # --- a claim
@@ -217,7 +218,18 @@ class SharedLimits:
     def _room(self, known: Destination, database: str, wanted: int, now: float, waiting: Sequence[str]) -> int:
         held, in_all = known.permits.held(now), self._all.held(now)
         room = fair_share(database, wanted, max(0, known.permits_max - held.total()), held, waiting)
-        return fair_share(database, room, max(0, self._in_flight_max - in_all.total()), in_all, waiting)
+        line = [each for each, since in self._crowded.items() if now - since < WANTING_SECONDS]
+        line += [each for each in waiting if each not in line]
+        left = fair_share(database, room, max(0, self._in_flight_max - in_all.total()), in_all, line)
+        if left:
+            self._crowded.pop(database, None)
+        elif room:
+            self._crowded[database] = now
+        return left
+
+    def is_crowded(self, database: str) -> bool:
+        """Whether this database waits for a permit of the total."""
+        return database in self._crowded
 
     def end_claim(self, database: str, name: str, permits: int, tokens: Collection[UUID], lease: timedelta) -> None:
         """End the reservation of `permits`. tokens: the lease tokens of the claimed entries. lease: of these."""
@@ -226,6 +238,7 @@ class SharedLimits:
         known.end_claim(database, permits, tokens, self._clock(), lease)
         if len(tokens) < permits:
             self._wake_waiting(known)
+            self._wake_crowded()
 
     # --- a send
 
@@ -264,6 +277,7 @@ class SharedLimits:
         known.permits.end(database)
         self._all.end(database)
         self._wake_waiting(known)
+        self._wake_crowded()
 
     def hear(self, name: str, news: News, token: UUID) -> None:
         """Note what an outcome means for the destination. token: of the entry's lease."""
@@ -288,8 +302,14 @@ class SharedLimits:
 
     def forget(self, database: str) -> None:
         """Forget a database that is not served any more."""
+        self._crowded.pop(database, None)
         for known in self._destinations.values():
             known.forget(database)
+
+    def _wake_crowded(self) -> None:
+        """A permit of the total is free: wake the database that has waited the longest for one."""
+        if self._crowded:
+            self.wake(next(iter(self._crowded)))
 
     def _wake_waiting(self, known: Destination) -> None:
         for database in list(known.wanting):

@@ -116,7 +116,7 @@ class ClaimLoops:
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
-        self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round of all destinations
+        self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
         self.refusal: ConfigurationError | None = None
 
@@ -192,9 +192,7 @@ class ClaimLoops:
     # --- the loops
 
     async def _claim_first(self) -> int:
-        """Claim with one loop until the first claim fixes the cutoff. Otherwise the other loop could claim so late that it finds
-        entries that have become due again since the start.
-        """
+        """Claim with one loop until the first claim fixes the cutoff: a late one would find what is due again since the start."""
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
             progress = await self._exchange(self._scheduler.take(self._clock()), NEVER)
@@ -225,6 +223,8 @@ class ClaimLoops:
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
+            else:  # other databases have all permits that these share
+                await asyncio.sleep(BUSY_SECONDS)
 
     async def _claim_loop(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Claim and settle until `stopping` is set. The first loop follows hints and polls; the others help under load."""

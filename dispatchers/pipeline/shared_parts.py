@@ -14,7 +14,7 @@ from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.flow_control.state import FlowState, FlowStates, Limits
 from dispatchers.pipeline.flow_monitor import UNTHROTTLED, FlowMonitor, news_of
 from dispatchers.pipeline.parts import Parts
-from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.scheduler import Scheduler, callbacks_max, entries_max
 from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.transitions import ClaimedEntry
 
@@ -159,9 +159,19 @@ class SharingScheduler(Scheduler):
         self._shut = shut_until
 
     def take(self, now: float) -> list[Quota]:
-        return [shared for quota in super().take(now) if (shared := self._shared(quota, now)).permits]
+        asked = super().take(now)
+        left, called_left = entries_max(asked), callbacks_max(asked)
+        quotas: list[Quota] = []
+        for quota in asked:
+            shared = self._shared(quota, left, called_left, now)
+            left -= shared.reserved
+            called_left -= shared.called_back or 0
+            if shared.permits:
+                quotas.append(shared)
+        return quotas
 
-    def _shared(self, quota: Quota, now: float) -> Quota:
+    def _shared(self, quota: Quota, left: int, called_left: int, now: float) -> Quota:
+        """What the shared limits leave of a quota. left, called_left: of the claim's totals, for this quota and the next ones."""
         if quota.known:  # nothing is sent
             return quota
         name = quota.destination
@@ -169,11 +179,13 @@ class SharingScheduler(Scheduler):
         permits, again_in = self._share.shared.take(self._share.database, name, quota.permits, now, ahead=ahead)
         if again_in is not None:
             self._shut[name] = max(self._shut.get(name, 0.0), now + again_in)
-        reserved = min(quota.reserved, permits)
+        elif not permits and self._share.shared.is_crowded(self._share.database):
+            self._turns.owe([name])
+        reserved = min(left, permits)
         self._free(name, quota.permits - permits, quota.reserved - reserved)
         if quota.called_back is None:
             return quota._replace(permits=permits, reserved=reserved)
-        called = min(quota.called_back, permits)
+        called = min(called_left, permits)
         self._pace.give_back(name, quota.permits - permits, in_all=quota.called_back - called)
         return quota._replace(permits=permits, reserved=reserved, called_back=called)
 

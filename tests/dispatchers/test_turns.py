@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.scheduler import DESTINATIONS_MAX, Scheduler, callbacks_max, entries_max
+from dispatchers.pipeline.shared_parts import Share, SharingScheduler, Surveys
 from dispatchers.pipeline.turns import Turns
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry
@@ -206,3 +208,52 @@ def test_hinted_destinations_are_named_in_the_order_of_their_hints() -> None:
     turns.meet(["z", "a"])
 
     assert list(turns.next(with_held=True)) == ["m", "a", "z"]
+
+
+@pytest.mark.parametrize(
+    ("count", "in_flight_max"), [(1, 1), (4, 1), (4, 4), (4, 30), (30, 1), (30, 4), (30, 30), (150, 30)]
+)
+def test_databases_that_share_a_total_serve_all_their_destinations(count: int, in_flight_max: int) -> None:
+    """More destinations than the total has permits, in two databases whose claims alternate."""
+    names = [f"d{number:03}" for number in range(count)]
+    shared = SharedLimits(
+        {}, concurrency=10, in_flight_max=in_flight_max, clock=lambda: 0.0, wake=lambda database: None
+    )
+    schedulers = {
+        database: SharingScheduler(
+            Share(database, shared, Surveys()),
+            timedelta(minutes=1),
+            names,
+            permits=10,
+            permits_in_all=in_flight_max,
+            shut_until={},
+        )
+        for database in "ab"
+    }
+    queues = {database: Queue({names[-1]: 3}, one_by_one, lasts=0) for database in "ab"}
+    most = 20 + 6 * -(-count // min(in_flight_max, DESTINATIONS_MAX))
+
+    while most and not all(queue.is_done for queue in queues.values()):
+        most -= 1
+        quotas = {database: scheduler.take(0) for database, scheduler in schedulers.items()}
+        for database, scheduler in schedulers.items():
+            entries = queues[database].claim(quotas[database])
+            scheduler.found(quotas[database], entries)
+            for entry in entries:
+                shared.begin(database, entry.destination)
+                shared.end(database, entry.destination)
+                scheduler.give_back(entry.destination)
+
+    assert most
+
+
+def test_a_database_that_finds_the_total_used_up_is_woken_when_a_send_ends() -> None:
+    woken: list[str] = []
+    shared = SharedLimits({}, concurrency=10, in_flight_max=1, clock=lambda: 0.0, wake=woken.append)
+    shared.begin("a", "crm")
+
+    assert shared.take("b", "mail", 1, 0.0) == (0, None)
+    assert woken == []
+    shared.end("a", "crm")
+
+    assert woken == ["b"]
