@@ -113,8 +113,9 @@ async def serve(dispatcher: Work) -> bool:
     """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether the dispatcher has drained:
     False after a second signal, or if the database had not answered when the grace period was over.
 
-    While it works it handles both signals. At its end it restores the handlers of `signal.signal`. If you use handlers of
-    `loop.add_signal_handler`, add them again. None of its own tasks is left.
+    While it works it handles both signals. A program that handles SIGTERM with `signal.signal`, such as uvicorn, gets them too.
+    At its end it restores the handlers of `signal.signal`. If you use handlers of `loop.add_signal_handler`, add them again. None
+    of its own tasks is left.
     """
     return await _serve(dispatcher, partial(work_on, dispatcher))
 
@@ -224,9 +225,15 @@ class Signals:
         self._is_cancelled = False
         self._abandoning: set[asyncio.Task[None]] = set()
         self._afterwards: dict[signal.Signals, Any] = {}
+        self._passes_on = False
 
     def listen(self, afterwards: Handler | None = None) -> None:
-        """Take the two signals. `afterwards` is their handler once we are closed; None is the one that they have now."""
+        """Take the two signals. `afterwards` is their handler once we are closed; None is the one that they have now.
+
+        If that is the program's own for SIGTERM, as in a web server, it is called as well, or the server would never end. The
+        event loop has one of its own for SIGINT alone, which would cancel the caller.
+        """
+        self._passes_on = afterwards is None and callable(signal.getsignal(signal.SIGTERM))
         for number in SIGNALS:
             self._afterwards[number] = afterwards or signal.getsignal(number)
             self._loop.remove_signal_handler(number)  # the loop would call it beside ours
@@ -252,6 +259,8 @@ class Signals:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop, signal.Signals(number), context=self._context)
+        if self._passes_on:
+            self._afterwards[signal.Signals(number)](number, frame)
 
     def _stop(self, number: signal.Signals) -> None:
         if self.stopping.is_set():

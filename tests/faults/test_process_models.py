@@ -13,7 +13,10 @@ import httpx
 import pytest
 from support.daemons import wait_for
 from support.database import IMPORT_PATH, Database
+from support.entries import states
 from support.free_ports import free_ports
+
+from dispatchers.testing.faulty_http import faulty_http
 
 ORDERS = 24
 SHOP = "support.apps.preloaded_shop"
@@ -47,6 +50,22 @@ def running(
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_dispatcher_in_the_lifespan_of_an_app_sends_and_ends_with_it(postgresql: Database, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    url, log = f"http://127.0.0.1:{port}", tmp_path / "uvicorn.log"
+    command = ["uvicorn", "--loop", "uvloop", "--port", str(port), "support.apps.lifespan_app:app"]
+
+    with faulty_http() as remote, running(command, postgresql, log, REMOTE=remote.url):
+        wait_for(lambda: is_listening(url), "the server")
+        loop = httpx.get(f"{url}/loop").json()
+        for number in range(3):
+            httpx.post(f"{url}/orders/{number}")
+        wait_for(lambda: states(postgresql) == {"delivered": 3}, "the sends")
+
+    assert (loop, len(remote.requests)) == ("uvloop", 3), log.read_text()
+    assert "Application shutdown complete" in log.read_text()
 
 
 def is_listening(url: str) -> bool:
