@@ -1,8 +1,10 @@
 """The app's own operations. Registering them needs no live dispatcher: there is no import cycle, and tests can call them."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
@@ -17,8 +19,18 @@ AnyCallback = TypeVar("AnyCallback", bound=Callback)
 AnyCompletion = TypeVar("AnyCompletion", bound=OnCompleted)
 Registered = TypeVar("Registered", bound=Function)
 
-AFTER_SENDING = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, TimeoutError)
+AFTER_SENDING = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, TimeoutError, ExceptionGroup)
 """After these of Python's exceptions the service may have got the request."""
+
+AFTER_SENDING_OF = {
+    "aiohttp": ("ClientOSError", "ServerDisconnectedError", "ServerTimeoutError", "ClientPayloadError"),
+    "httpx": ("ReadError", "WriteError", "RemoteProtocolError", "ReadTimeout", "WriteTimeout"),
+    "smtplib": ("SMTPServerDisconnected",),
+    "requests": ("exceptions.ConnectionError", "exceptions.ReadTimeout", "exceptions.ChunkedEncodingError"),
+    "urllib3": ("exceptions.ProtocolError", "exceptions.ReadTimeoutError", "exceptions.MaxRetryError"),
+    "botocore": ("exceptions.ConnectionClosedError", "exceptions.ReadTimeoutError", "exceptions.HTTPClientError"),
+}
+"""And after these of the usual clients: `requests.ConnectionError`, for one, means a refused connection or a reset one."""
 
 
 class Operations:
@@ -65,7 +77,8 @@ class Operations:
 
         deferred_on: exceptions after which nothing was sent, such as `ConnectionRefusedError` or `httpx.ConnectError`. They mean
             `Deferred`: the dispatcher sends again. After every other exception the outcome is unknown. Raises
-            `ConfigurationError` for a class that covers a lost connection or a timeout, such as `OSError`.
+            `ConfigurationError` for a class that covers a lost connection or a timeout, such as `OSError` or
+            `requests.ConnectionError`.
         """
         check_operation(name)
         self._require_free(name)
@@ -150,12 +163,20 @@ def _require_unsent(name: str, deferred_on: object) -> None:
             f" {deferred_on!r}"
         )
     for each in deferred_on:
-        if doubtful := [other.__name__ for other in AFTER_SENDING if issubclass(other, each)]:
+        if doubtful := [other.__name__ for other in _after_sending() if issubclass(other, each)]:
             raise ConfigurationError(
                 f"operation({name!r}): deferred_on has {each.__name__}, which covers {doubtful[0]} too: after it the service may"
                 " have executed the request. Name the exceptions that are raised before anything is sent:"
-                " ConnectionRefusedError, socket.gaierror, httpx.ConnectError"
+                " ConnectionRefusedError, socket.gaierror, httpx.ConnectError, requests.ConnectTimeout"
             )
+
+
+def _after_sending() -> Iterator[type[BaseException]]:
+    """Of clients that nobody has imported there is no exception."""
+    yield from AFTER_SENDING
+    for package, names in AFTER_SENDING_OF.items():
+        if package in sys.modules:
+            yield from (attrgetter(name)(sys.modules[package]) for name in names)
 
 
 def _is_exception(each: object) -> bool:

@@ -2,10 +2,13 @@
 
 import asyncio
 import re
+import smtplib
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
+import requests
 from support.routing import DEFAULTS, LEASE, SECOND, delivery, routes_of, send_async, send_sync
 
 from dispatchers.delivery import Deferred, Delivered, Delivery, KeyFormat, Outcome
@@ -150,6 +153,10 @@ def test_only_a_declared_exception_means_that_nothing_was_sent(
             "deferred_on has OSError, which covers ConnectionResetError too: after it the service may have executed",
         ),
         ((Exception,), "deferred_on has Exception, which covers ConnectionResetError too"),
+        ((requests.ConnectionError,), "deferred_on has ConnectionError, which covers ConnectionError too"),
+        ((httpx.TransportError,), "deferred_on has TransportError, which covers ReadError too"),
+        ((smtplib.SMTPServerDisconnected,), "deferred_on has SMTPServerDisconnected, which covers"),
+        ((ExceptionGroup,), "deferred_on has ExceptionGroup, which covers ExceptionGroup too"),
         ((ConnectionRefusedError, TimeoutError), "deferred_on has TimeoutError, which covers TimeoutError too"),
         (ConnectionRefusedError, "deferred_on must be a tuple of exception classes, such as"),
         (("ConnectionRefusedError",), "deferred_on must be a tuple of exception classes, such as"),
