@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, Select, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -327,8 +327,8 @@ def require_no_awaitable(answer: object) -> None:
         )
 
 
-def require_intact(connection: Connection) -> None:
-    """Raise unless the transaction would really commit.
+def require_intact(connection: Connection, proof: Select[Any]) -> None:
+    """Raise unless the transaction would really commit. proof: finds a row in this transaction, and in none that began later.
 
     A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
     silent ROLLBACK. That the server has ended the connection, or the transaction in favour of another one, is no fault of the
@@ -347,7 +347,7 @@ def require_intact(connection: Connection) -> None:
             " error through, and the dispatcher calls the callback again"
         )
     try:
-        connection.execute(select(1))
+        found = connection.execute(proof).first()
     except DBAPIError as error:
         if connection.invalidated or sqlstate(error.orig) in CONFLICTS:
             raise
@@ -355,3 +355,7 @@ def require_intact(connection: Connection) -> None:
             "a callback caught a statement's error, and its transaction can no longer commit: put the statement into"
             " session.begin_nested()"
         ) from error
+    if found is None:
+        raise CallbackError(
+            "a callback sent a ROLLBACK of its own, which has undone the settlement of the entry: raise an exception instead"
+        )

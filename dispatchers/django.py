@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 
 from dispatchers.threads import is_async
 from outbox.django import in_order, joined_connection
-from outbox.errors import CallbackError
+from outbox.errors import CallbackError, ConfigurationError
 from outbox.sql.dialect import is_passing, sqlstate
 
 __all__ = ["DjangoTransactions"]
@@ -67,7 +67,12 @@ class DjangoTransactions:
                 )  # the first hook: it runs before those of the callback
                 with self._joined() as (connection, session):
                     yield connection, session
-        except Exception as error:
+            if not has_committed:
+                raise ConfigurationError(
+                    f"Django does not commit at the end of transaction.atomic() on {self._using!r}, so no entry would be settled:"
+                    " set AUTOCOMMIT = True for this database"
+                )
+        except (Exception, BaseExceptionGroup, SystemExit) as error:
             if has_committed:
                 log.error(
                     "a hook of transaction.on_commit raised %s. What its callback wrote and the settlement are committed; hooks"

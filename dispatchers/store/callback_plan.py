@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -22,7 +22,7 @@ from dispatchers.callbacks import (
     require_intact,
     require_no_awaitable,
 )
-from dispatchers.transitions import ClaimedEntry, End
+from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete
 from outbox.session import flush_all, hint_after_commit
@@ -30,10 +30,14 @@ from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 
 class Call(NamedTuple):
-    """A call of the app's function with the session and `argument`. failure: the exception class to raise if it fails."""
+    """A call of the app's function with the session and `argument`.
+
+    proof: see `require_intact`. failure: the exception class to raise if it fails.
+    """
 
     function: Function
     argument: Any
+    proof: Select[Any]
     failure: type[CallbackFailed] = CallbackFailed
 
 
@@ -50,22 +54,30 @@ def call_settled(
     calls: Calls,
 ) -> Calling:
     """Run the callback of the settled entry, and then the completion of its request if this was the last entry."""
+    tables = configuration.tables
+    rows, state = (tables.settlement, end.state) if isinstance(end, Settle) else (tables.queue, "uncertain")
+    proof = select(rows.c.id).where(rows.c.id == claimed.id, rows.c.state == state)
     if calls.ended is not None:
-        yield Call(calls.ended, prepare(connection, configuration, session, claimed, end))
+        yield Call(calls.ended, prepare(connection, configuration, session, claimed, end), proof)
     if calls.completed is not None and claimed.record_id is not None:
-        yield from call_completed(connection, configuration, session, claimed.record_id, calls.completed)
+        yield from call_completed(connection, configuration, session, claimed.record_id, calls.completed, proof)
     return True
 
 
 def call_completed(
-    connection: Connection, configuration: Configuration, session: Session, record_id: UUID, function: OnCompleted
+    connection: Connection,
+    configuration: Configuration,
+    session: Session,
+    record_id: UUID,
+    function: OnCompleted,
+    proof: Select[Any],
 ) -> Calling:
     """Store the final response of the accepted request, which `function` builds. Do nothing if an entry has not ended yet."""
     row = lock_complete(connection, configuration.tables, record_id)
     if row is None:
         return False
     completed: Completed = begin_completed(connection, configuration, session, row)
-    yield Call(function, completed, CompletionFailed)
+    yield Call(function, completed, proof, CompletionFailed)
     with named_failures(connection, CompletionFailed):
         response = completed.answer
     answer_accepted(connection, configuration.tables, row, response)
@@ -84,7 +96,7 @@ def call_at_once(session: Session, connection: Connection, call: Call, call_func
             answer = call_function(connection, call.function, session, call.argument)
         require_no_awaitable(answer)
         flush_all(session)
-        require_intact(connection)
+        require_intact(connection, call.proof)
         hint_after_commit(session)
 
 

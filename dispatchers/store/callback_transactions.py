@@ -254,7 +254,7 @@ class CallbackTransactions:
                     with named_failures(sync_connection, call.failure):
                         await call.function(session, call.argument)
                         await session.run_sync(flush_all)
-                        await connection.run_sync(require_intact)
+                        await connection.run_sync(require_intact, call.proof)
                         await session.run_sync(hint_after_commit)
             return bool(call)
 

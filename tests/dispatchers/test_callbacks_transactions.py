@@ -33,6 +33,12 @@ def commit(session: Session, settlement: Settlement) -> None:
     session.commit()
 
 
+def send_a_rollback(session: Session, settlement: Settlement) -> None:
+    """SQLAlchemy sees a statement, and what follows would commit without the settlement."""
+    session.execute(sa.text("ROLLBACK"))
+    session.execute(sa.insert(Order).values(customer="ada", amount=1))
+
+
 def catch_a_failed_flush(session: Session, settlement: Settlement) -> None:
     session.add_all([colliding_order(), colliding_order()])
     with suppress(sa.exc.IntegrityError):
@@ -54,6 +60,7 @@ MISUSES = [
         "CallbackError: a callback must not commit: what it writes commits together with the settlement of the entry",
     ),
     (catch_a_failed_flush, ROLLED_BACK),
+    (send_a_rollback, "CallbackError: a callback sent a ROLLBACK of its own, which has undone the settlement"),
 ]
 
 

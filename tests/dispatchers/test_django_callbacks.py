@@ -213,6 +213,11 @@ def commit_django(session: Any, settlement: Settlement) -> None:
     transaction.commit()
 
 
+def roll_psycopg_back(session: Any, settlement: Settlement) -> None:
+    connections["default"].connection.rollback()
+    place("ada")
+
+
 @pytest.mark.parametrize(
     ("work", "says"),
     [
@@ -223,6 +228,7 @@ def commit_django(session: Any, settlement: Settlement) -> None:
         (commit_the_session, "a callback must not commit"),
         (roll_the_session_back, "a callback must not roll back"),
         (commit_django, "raised TransactionManagementError"),
+        (roll_psycopg_back, "a callback sent a ROLLBACK of its own"),
     ],
 )
 def test_no_callback_ends_the_transaction_or_leaves_it_half(
@@ -238,15 +244,16 @@ def test_no_callback_ends_the_transaction_or_leaves_it_half(
     assert says in "\n".join(warnings_in(caplog))
 
 
+@pytest.mark.parametrize("raised", [LookupError, SystemExit])
 def test_a_hook_of_on_commit_runs_after_the_commit_and_cannot_undo_it(
-    shop: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+    shop: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, raised: type[BaseException]
 ) -> None:
     id = put_one(shop, ob)
     seen: list[Any] = []
 
     def hook() -> None:
         seen.append((state(shop, id), customers(shop)))
-        raise LookupError
+        raise raised
 
     def callback(session: Any, settlement: Settlement) -> None:
         place("ada")
@@ -255,8 +262,21 @@ def test_a_hook_of_on_commit_runs_after_the_commit_and_cannot_undo_it(
     assert run(shop, ob, callback) == 1
 
     assert seen == [("delivered", ["ada"])]
-    assert "a hook of transaction.on_commit raised LookupError" in caplog.text
+    assert f"a hook of transaction.on_commit raised {raised.__name__}" in caplog.text
     assert "tried again" not in caplog.text
+
+
+def test_a_database_on_which_django_does_not_commit_is_refused(
+    shop: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every settlement would be undone, and the effect sent again."""
+    id = put_one(shop, ob)
+    monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
+
+    run(shop, ob, lambda session, settlement: place("ada"))
+
+    assert (customers(shop), kept(shop, id).state) == ([], "delivered")
+    assert "set AUTOCOMMIT = True for this database" in caplog.text
 
 
 def test_a_hook_does_not_run_for_a_callback_that_fails(shop: Database, ob: outbox.Outbox) -> None:
