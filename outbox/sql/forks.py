@@ -19,6 +19,9 @@ from outbox.errors import ConfigurationError
 _OPENED_BY = "sqlalchemy-outbox process"
 """The key in a pooled connection's `info` for the id of the process that opened it."""
 
+_records: WeakSet[ConnectionPoolEntry] = WeakSet()
+"""Of the pooled connections that this process has opened, or that were seen."""
+
 _watching: WeakKeyDictionary[Dialect, int] = WeakKeyDictionary()
 """Of each engine's dialect, which its options share: the process that began to watch it."""
 
@@ -31,22 +34,57 @@ def watch(engine: Engine) -> None:
     """From now on, no fork of this process gets a connection of this engine that another process has opened."""
     if engine.dialect not in _watching:
         _watching[engine.dialect] = os.getpid()
-        _engines.add(engine)
+        if _is_in_memory(engine):  # a fork has a copy of the whole database
+            return
+        _engines.add(_base(engine))
         event.listen(engine, "connect", _note_process)
         event.listen(engine, "checkout", _replacing_inherited(os.getpid()))
+
+
+def _base(engine: Engine) -> Engine:
+    """The engine itself, whose options others are: they may be made for each request."""
+    while (proxied := getattr(engine, "_proxied", None)) is not None:
+        engine = proxied
+    return engine
 
 
 def require_own(connection: Connection) -> None:
     """Raise `ConfigurationError` for a connection that another process has opened, if the engine was watched before the fork."""
     watch(connection.engine)
-    info: dict[Any, Any] = connection.connection.info
-    opened_by = info.setdefault(_OPENED_BY, _watching[connection.dialect])
+    pooled: Any = connection.connection
+    info: dict[Any, Any] = pooled.info
+    opened_by = info.get(_OPENED_BY)
+    if opened_by is None:  # it was opened before the engine was watched
+        if _is_in_memory(connection.engine):
+            return
+        opened_by = info[_OPENED_BY] = _watching[connection.dialect]
+        if (record := pooled._connection_record) is not None:  # not detached
+            _records.add(record)
     if opened_by != os.getpid():
         _let_go(connection)
-        raise ConfigurationError(
-            f"process {opened_by} opened this connection, and process {os.getpid()}, which was forked from it, must not use it:"
-            " close sessions and connections before the fork, or open them after it (docs/process-models.md)"
-        )
+        raise _inherited(opened_by)
+
+
+def _inherited(opened_by: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"process {opened_by} opened this connection, and process {os.getpid()}, which was forked from it, must not use it:"
+        " close sessions and connections before the fork, or open them after it (docs/process-models.md)"
+    )
+
+
+class _Inherited:
+    """What a fork has in the place of an open connection of its parent: nothing is sent, not even at the end of a session."""
+
+    def __init__(self, opened_by: int) -> None:
+        self._opened_by = opened_by
+
+    def rollback(self) -> None:
+        """The transaction is the parent's."""
+
+    close = terminate = rollback
+
+    def __getattr__(self, name: str) -> Any:
+        raise _inherited(self._opened_by)
 
 
 def _let_go(connection: Connection) -> None:
@@ -77,14 +115,29 @@ def _is_in_memory(engine: Engine) -> bool:
 
 def _note_process(connection: object, record: ConnectionPoolEntry) -> None:
     record.info[_OPENED_BY] = os.getpid()
+    _records.add(record)
+
+
+def _replace_inherited() -> None:
+    """Sessions that were open at the fork end in the child too, and would roll the parent's transaction back."""
+    record: Any
+    for record in list(_records):
+        opened_by = record.info.get(_OPENED_BY)
+        if record.dbapi_connection is None or opened_by is None or opened_by == os.getpid():
+            continue
+        _left_behind.append(record.dbapi_connection)
+        record.dbapi_connection = _Inherited(opened_by)
+        in_use = record.fairy_ref and record.fairy_ref()
+        if in_use:
+            in_use.dbapi_connection = record.dbapi_connection
 
 
 def _renew_pools() -> None:
     """The pools' locks may be held permanently, by threads that a fork does not have."""
+    _replace_inherited()
     for engine in list(_engines):
-        if not _is_in_memory(engine):
-            _left_behind.append(engine.pool)
-            engine.dispose(close=False)
+        _left_behind.append(engine.pool)
+        engine.dispose(close=False)
 
 
 os.register_at_fork(after_in_child=_renew_pools)

@@ -1,6 +1,9 @@
 """What a fork does to the connections of an app: it gets its own, or an error in words."""
 
 import asyncio
+import gc
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +142,66 @@ print(session.execute(sa.text("SELECT count(*) FROM outbox_entry")).scalar_one()
     assert "ConfigurationError: process " in line
     assert "which was forked from it, must not use it" in line
     assert (before, count) == (after, "1")
+
+
+@pytest.mark.parametrize(
+    "end", ["session.close()", "session.execute(TRANSACTION)", "engine.dispose(); del globals()['session']"]
+)
+@pytest.mark.parametrize("seen", ["ob.check(engine)", "ob.status(session, 'order:1')"])
+def test_the_end_of_a_fork_undoes_nothing_in_its_parent(postgresql: Database, seen: str, end: str) -> None:
+    """SQLAlchemy rolls a session back that is closed or collected, on the connection that both processes have."""
+    lines = lines_of(
+        postgresql,
+        f"""
+engine = sa.create_engine(url)
+session = Session(engine)
+{seen}
+TRANSACTION = sa.text("SELECT pg_current_xact_id()::text")
+session.execute(sa.text("INSERT INTO shop_order (customer, amount) VALUES ('ada', 1)"))
+before = session.execute(TRANSACTION).scalar_one()
+
+def end():
+    {end}
+
+in_fork(end)
+assert session.execute(TRANSACTION).scalar_one() == before
+session.commit()
+print(session.execute(sa.text("SELECT count(*) FROM shop_order")).scalar_one())
+""",
+    )
+
+    assert lines[-1] == "1"
+    assert ("which was forked from it, must not use it" in lines[0]) == ("execute" in end)
+
+
+def test_a_fork_has_its_own_copy_of_a_database_in_memory(ob: outbox.Outbox) -> None:
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+    outbox.prepare_sqlite(engine)
+    migrations.upgrade(engine)
+
+    if not (child := os.fork()):
+        try:
+            ob.check(engine)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+
+    assert os.waitpid(child, 0)[1] == 0
+    engine.dispose()
+
+
+def test_a_fork_renews_the_pool_of_an_engine_that_was_seen_with_options(tmp_path: Path, ob: outbox.Outbox) -> None:
+    """Apps make such options for each request, and they are gone at the fork."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    outbox.prepare_sqlite(engine)
+    migrations.upgrade(engine.execution_options(tenant=1))
+    gc.collect()
+    pool = engine.pool
+
+    if not (child := os.fork()):
+        os._exit(engine.pool is pool)
+
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_dispatcher_that_has_worked_is_refused_in_a_fork(postgresql: Database) -> None:
