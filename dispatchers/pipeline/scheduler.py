@@ -70,6 +70,7 @@ class Scheduler:
         self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
         self._asked_at: dict[str, float] = {}  # when a full read began
         self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
+        self._more_known = False  # whether the last claim had no room for some of them
         self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
 
     @property
@@ -84,7 +85,7 @@ class Scheduler:
     @property
     def all_asked(self) -> bool:
         """Whether the round is over: every destination was asked that may be asked now, and none brought an entry."""
-        return self._turns.are_over and not (self._turns.held and self._pace.free_in_all)
+        return self._turns.are_over and not (self._more_known or (self._turns.held and self._pace.free_in_all))
 
     @property
     def is_hinted(self) -> bool:
@@ -100,7 +101,8 @@ class Scheduler:
         known: those with due entries whose end is stored.
         """
         self._due_from.clear()
-        self._known = dict.fromkeys(known)
+        known = dict.fromkeys(known)
+        self._known = {name: None for name in self._known if name in known} | known  # those that wait come first
         self._turns.learn(found)
         self.ahead.forget_all_but(self._turns.names)
 
@@ -181,13 +183,19 @@ class Scheduler:
     def _take_known(self, now: float) -> list[Quota]:
         """The quotas for entries whose end is stored. Nothing is sent, so neither a destination's permits nor its pause count.
 
-        They are at most half of a claim: however many an operator has decided about, others are sent meanwhile.
+        They are at most half of a claim: however many an operator has decided about, others are sent meanwhile. All these
+        destinations get equal shares, because a claim may bring nothing for some of them, however often they are asked.
         """
         quotas: list[Quota] = []
+        names = [name for name in self._known if self._alone_until.get(name, 0.0) <= now]
+        asked = names[: DESTINATIONS_MAX // 2]
         free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX // 2)
-        for name in [name for name in self._known if self._alone_until.get(name, 0.0) <= now]:
+        share = max(1, free // max(1, len(asked)))
+        for name in asked:
             is_called = self._pace.applies_to(name)
-            permits = min(free, self._pace.free(name), self._pace.free_in_all) if is_called else free
+            permits = min(share, free)
+            if is_called:
+                permits = min(permits, self._pace.free(name), self._pace.free_in_all)
             if permits > 0:
                 del self._known[name]
                 free -= permits
@@ -196,6 +204,7 @@ class Scheduler:
                 quotas.append(self._reserved(quota))
             elif is_called and not self._pace.free_in_all:
                 self._turns.hold(name)
+        self._more_known = len(names) > len(asked) or (bool(quotas) and free <= 0 and len(quotas) < len(asked))
         return quotas
 
     def _is_shut(self, name: str, now: float) -> bool:

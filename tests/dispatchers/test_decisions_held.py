@@ -1,6 +1,7 @@
 """A decision that needs no send takes effect at the next round, whatever holds the entry's destination; nothing is sent."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -173,6 +174,31 @@ def test_a_cancellation_without_a_dispatcher_for_it_ends_a_minute_later(database
     age(database, timedelta(minutes=2))
     assert run_once(database, ob, adapters=mail) == 1
     assert state(database, id) == "cancelled"
+
+
+@pytest.mark.parametrize("others", [1, 30, 60])
+def test_decisions_that_others_must_carry_out_delay_no_other(
+    database: Database, ob: outbox.Outbox, others: int
+) -> None:
+    """Whatever their number, and in whatever order the database lists their destinations."""
+    doubtful = [put_one(database, ob, f"{'az'[number % 2]}{number}.upsert") for number in range(others)]
+    sent = {"state": "uncertain", "maybe_sent": True, "attempts": 1, "deliveries": 1, "due_at": NEVER}
+    database.execute(sa.update(TABLES.queue).values(sent))
+    for each in doubtful:
+        decide(database, decisions.resolve, each, "happened")
+    seconds, service = [0.0], MemoryAdapter()
+    working = dispatcher(database, ob, adapters={"crm": service}, clock=lambda: time.monotonic() + seconds[0])
+    assert asyncio.run(working.run_once()) == 0, "it has found out that it does not serve them"
+    age(database, timedelta(minutes=1))
+    seconds[0] = 60.0
+    id = put_one(database, ob)
+    pause(database)
+    decide(database, decisions.cancel, id)
+
+    assert asyncio.run(working.run_once()) == 1
+
+    assert (state(database, id), service.deliveries) == ("cancelled", [])
+    assert states(database)["uncertain"] == others
 
 
 def test_an_entry_of_a_blocked_group_is_cancelled_at_once(database: Database, ob: outbox.Outbox) -> None:

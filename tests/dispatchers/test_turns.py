@@ -257,3 +257,37 @@ def test_a_database_that_finds_the_total_used_up_is_woken_when_a_send_ends() -> 
     shared.end("a", "crm")
 
     assert woken == ["b"]
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize("in_all", [1, 4, 1000])
+@pytest.mark.parametrize("count", [1, 4, 30, 200])
+def test_each_destination_with_stored_ends_is_asked(count: int, in_all: int, is_called: bool) -> None:
+    """No claim brings anything, and one sweep follows the other."""
+    names = [f"d{number:03}" for number in range(count)]
+    pace = CallbackPace(1, timedelta(seconds=55), destinations=names if is_called else ())
+    pace.measure(30.0)
+    scheduler = Scheduler(["home"], permits=1, permits_in_all=in_all, pace=pace)
+    asked: set[str] = set()
+
+    for _ in range(2 * count):
+        scheduler.learn(names, known=names)
+        quotas = [quota for quota in scheduler.take(0) if quota.known]
+        asked |= {quota.destination for quota in quotas}
+        scheduler.found(quotas, [])
+
+    assert asked == set(names)
+
+
+def test_a_round_asks_each_destination_with_stored_ends() -> None:
+    names = [f"d{number:03}" for number in range(1000)]
+    scheduler = Scheduler(["home"], permits=1, permits_in_all=1000)
+    scheduler.learn(names, known=names)
+    asked: set[str] = set()
+
+    while not scheduler.all_asked:
+        quotas = scheduler.take(0)
+        asked |= {quota.destination for quota in quotas if quota.known}
+        scheduler.found(quotas, [])
+
+    assert asked == set(names)
