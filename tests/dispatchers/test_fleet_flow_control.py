@@ -141,7 +141,7 @@ def test_a_pause_in_one_database_holds_for_all(
 
     def decide(decision: Callable[..., object]) -> None:
         with databases[1].engine.begin() as connection:
-            decision(connection, TABLES, "crm", actor="ada")
+            decision(connection, TABLES, "crm", actor="ada", reason="a test")
         hint_at_once(databases[1].engine, None, "outbox_")
 
     async def pause_and_resume() -> None:
