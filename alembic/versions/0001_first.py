@@ -147,7 +147,8 @@ DO $outbox$ BEGIN
         DROP TABLE {body};
     END IF;
 END $outbox$""")
-    op.execute(f"DROP FUNCTION IF EXISTS {quoted('guard_queue')}() CASCADE")  # `outbox db roles` may have made it
+    for guard in ("guard_queue", "guard_entries", "guard_ids", "guard_audit"):  # `outbox db roles` may have made them
+        op.execute(f"DROP FUNCTION IF EXISTS {quoted(guard)}() CASCADE")
     op.execute(f"DROP FUNCTION {quoted('claim_key')}(uuid, bigint)")
     op.execute(f"DROP FUNCTION {quoted('body_of')}(uuid, date)")
     op.execute(f"DROP FUNCTION {quoted('cancel')}(uuid, text)")

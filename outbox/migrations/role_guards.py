@@ -1,4 +1,4 @@
-"""Triggers that keep what a role may delete or add to: the entries that wait, and the audit log. PostgreSQL only.
+"""Triggers that keep what a role may change or delete: the entries that wait, every id, and the audit log. PostgreSQL only.
 
 None of them fires for a dispatcher's statement on an entry or the queue: what it sends costs nothing more. The owner, who
 restores a backup, may do everything.
@@ -34,6 +34,25 @@ def guard_entries(schema: str | None, prefix: str, *, dispatcher: str) -> Iterat
     yield f"""CREATE OR REPLACE TRIGGER {quoted(f"{prefix}guard_entries")} AFTER DELETE ON {entry}
     REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT
     WHEN (NOT pg_has_role(current_user, {literal(dispatcher)}, 'USAGE')) EXECUTE FUNCTION {guard}()"""
+
+
+def guard_ids(schema: str | None, prefix: str) -> Iterator[str]:
+    """No id changes. FOR UPDATE asks for the right to update a column, and that is the id: with it a settlement could be moved to
+    an entry that is in doubt, and an entry that waits to another id, under which it may be deleted.
+
+    It fires only for a statement that sets an id, which none of the outbox does.
+    """
+    guard = quoted(f"{prefix}guard_ids", schema)
+    yield _function(
+        guard,
+        f"""    IF NOT {_IS_OWNER} THEN
+        RAISE insufficient_privilege USING MESSAGE = 'an id in the tables of the outbox does not change';
+    END IF;
+    RETURN NULL;""",
+    )
+    for name in ("entry", "settlement", "proposal", "record"):
+        yield f"""CREATE OR REPLACE TRIGGER {quoted(f"{prefix}guard_ids")} BEFORE UPDATE OF id
+    ON {quoted(f"{prefix}{name}", schema)} FOR EACH STATEMENT EXECUTE FUNCTION {guard}()"""
 
 
 def guard_audit(schema: str | None, prefix: str) -> Iterator[str]:

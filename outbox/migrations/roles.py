@@ -2,7 +2,7 @@
 
 What a right on a table cannot say, three more things do. A trigger refuses whatever enters the queue but a new entry, as
 `enqueue` writes it. Policies on the records let the app change a request that is open, and delete one that has expired. The
-triggers of `role_guards` keep waiting entries and the audit log.
+triggers of `role_guards` keep waiting entries, ids and the audit log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlalchemy import Table
 
 from outbox.errors import InvalidValue
-from outbox.migrations.role_guards import guard_audit, guard_entries, in_full
+from outbox.migrations.role_guards import guard_audit, guard_entries, guard_ids, in_full
 from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import literal, quoted
@@ -33,7 +33,8 @@ APP = {
     "kid": "SELECT",
 }
 
-# FOR UPDATE, by which maintenance runs at once keep out of each other's way, asks for the right to update a column, if only one.
+# FOR UPDATE, by which maintenance runs at once keep out of each other's way, asks for the right to update a column, if only one:
+# the id, which `guard_ids` keeps as it is.
 MAINTENANCE = {
     "entry": "SELECT, UPDATE (id), DELETE",
     "queue": "SELECT",
@@ -176,6 +177,7 @@ def _on_postgresql(
         *_guard_queue(schema, prefix, enqueuers=(app, dispatcher)),
         *_guard_records(schema, prefix, app=app, keepers=(dispatcher, maintenance)),
         *guard_entries(schema, prefix, dispatcher=dispatcher),
+        *guard_ids(schema, prefix),
         *guard_audit(schema, prefix),
         "COMMIT",
     ]

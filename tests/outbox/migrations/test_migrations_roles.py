@@ -76,6 +76,21 @@ def test_maintenance_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbo
     assert refused(maintenance, "UPDATE outbox_settlement SET state = 'failed'")
 
 
+def test_no_role_moves_a_row_to_another_id(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
+    """An entry would vanish from under its row of the queue, or have the settlement of another one."""
+    waiting, ended = put(as_role("app"), ob, count=2)
+    with as_role("app").begin() as session:
+        assert ob.cancel(session, ended)
+
+    for kind in ("app", "dispatcher", "maintenance", "operator"):
+        role = as_role(kind)
+        assert refused(role, f"UPDATE outbox_entry SET id = gen_random_uuid() WHERE id = '{waiting}'")
+        assert refused(role, f"UPDATE outbox_settlement SET id = '{waiting}' WHERE id = '{ended}'")
+        assert refused(role, "UPDATE outbox_record SET id = gen_random_uuid()")
+        assert refused(role, "UPDATE outbox_proposal SET id = gen_random_uuid()")
+    assert not refused(owners, f"UPDATE outbox_settlement SET id = '{waiting}' WHERE id = '{ended}'")
+
+
 def test_maintenance_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
     app, maintenance = as_role("app"), as_role("maintenance")
     with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
