@@ -45,6 +45,7 @@ def ada() -> str:
         (basic("grace"), 401),
         (basic(""), 401),
         ("Basic !", 401),
+        (b"Basic \xc3\xa9", 401),
         ("Bearer x", 401),
         ("", 401),
     ],
