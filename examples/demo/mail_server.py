@@ -13,7 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from aiosmtpd.smtp import SMTP, Envelope
 
@@ -98,8 +98,7 @@ class TooBusy(asyncio.Protocol):
 
 def hang_up(server: SMTP) -> None:
     """Later input is ignored."""
-    assert isinstance(server.transport, asyncio.WriteTransport)
-    server.transport.abort()
+    cast(asyncio.WriteTransport, server.transport).abort()
 
 
 async def serve(doorkeeper: Doorkeeper) -> None:

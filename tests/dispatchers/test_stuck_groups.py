@@ -81,9 +81,9 @@ def test_one_command_frees_it(database: Database, ob: outbox.Outbox, command: st
 
     with database.owner() as connection:
         if command == "release":
-            decisions.release_group(connection, TABLES, "ada", actor="eve")
+            decisions.release_group(connection, TABLES, "ada", actor="eve", reason="seen by an operator")
         else:
-            decisions.retry(connection, TABLES, first, actor="eve")
+            decisions.retry(connection, TABLES, first, actor="eve", reason="seen by an operator")
 
     assert queue_row(database, first).due_at != NEVER
     assert queue_row(database, second).due_at == NEVER
@@ -96,8 +96,8 @@ def test_what_the_commands_say_of_other_groups_is_true(database: Database, ob: o
 
     with database.owner() as connection:
         with pytest.raises(EntryNotFound, match="'ada' is not blocked: nothing has to be released"):
-            decisions.release_group(connection, TABLES, "ada", actor="eve")
+            decisions.release_group(connection, TABLES, "ada", actor="eve", reason="seen by an operator")
         with pytest.raises(DecisionRefused, match="blocked by an earlier entry of its ordering group"):
-            decisions.retry(connection, TABLES, second, actor="eve")
+            decisions.retry(connection, TABLES, second, actor="eve", reason="seen by an operator")
 
     assert queue_row(database, first).due_at != NEVER

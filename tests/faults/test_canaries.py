@@ -204,6 +204,8 @@ def test_no_error_of_a_settlement_shows_the_result(
         reasons = [row.reason for row in postgresql.rows(TABLES.event)]
         assert (name, leaks(f"{text}{caplog.text}{reasons}", CANARY)) == (name, [])
         postgresql.execute(sa.delete(TABLES.queue))
+        postgresql.execute(sa.delete(TABLES.event))
+        postgresql.execute(sa.delete(TABLES.entry))
 
 
 def test_a_statement_of_the_apps_own_is_shown_as_its_engine_says(postgresql: Database) -> None:

@@ -129,7 +129,7 @@ def test_the_configured_outbox_is_asked_by_default(
 ) -> None:
     from outbox.default_outbox import default
 
-    monkeypatch.setattr(default, "_configuration", ob.configuration)
+    monkeypatch.setattr(default, "_configured", {"": ob.configuration})
     with postgresql.session() as session:
         outbox.enqueue(session, CHARGE, PAYLOAD, parent="order:42")
 

@@ -95,6 +95,7 @@ class Connection:
 
     async def reset(self) -> None:
         """Let the server discard the last transaction. Raises what the client raises if the connection is closed."""
+        await _polled()
         await _asked(self._replies, self._client.rset)
 
     async def offer(self, message: Message, exchange: Exchange) -> None:

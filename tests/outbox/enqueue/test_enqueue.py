@@ -159,6 +159,7 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "ordering_key": "customer:ada",
         "position": 1,
         "suspended_reason": None,
+        "known": None,
         "outcome": None,
         "callback": None,
         "waiting_since": None,
