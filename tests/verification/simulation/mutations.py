@@ -13,6 +13,7 @@ from verification.mutations_decide import RULE_MUTANTS, moving
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Deferred, Outcome
+from dispatchers.flow_control.quota import Quota
 from dispatchers.pipeline import sender, triage
 from dispatchers.pipeline.attempts import Attempts
 from dispatchers.pipeline.batch import Batch
@@ -157,13 +158,12 @@ def callbacks_reserved_for_the_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def free(original: Any, pace: CallbackPace, destination: str) -> int:
         return min(original(pace, destination), pace.free_in_all)
 
-    def quota(
-        original: Any, scheduler: Scheduler, name: str, permits: int, now: float, reserved: int, called: Any
-    ) -> Any:
-        return original(scheduler, name, permits, now, reserved, called if called is None else permits)
+    def reserved(original: Any, scheduler: Scheduler, quota: Quota) -> Any:
+        called = None if quota.called_back is None else quota.permits
+        return original(scheduler, quota._replace(called_back=called))
 
     around(CallbackPace, "free", free)(monkeypatch)
-    around(Scheduler, "_quota", quota)(monkeypatch)
+    around(Scheduler, "_reserved", reserved)(monkeypatch)
     without(Turns, "hold", lambda turns, name: None)(monkeypatch)
 
 
