@@ -259,7 +259,8 @@ def an_entry_asked_for_again_while_it_is_deleted_is_sent(engines: list[sa.Engine
         on_a_node(engines[0], ending(entry, "failed"))
         past = sa.update(TABLES.settlement).values(settled_at=earlier(clock(), 2 * HOUR))
         on_a_node(engines[0], lambda connection: connection.execute(past))  # noqa: B023  # called at once
-        again: Callable[..., Any] = partial(ask_again, configuration=ob.configuration, entry_id=id, actor="eve")
+        asked = {"configuration": ob.configuration, "entry_id": id, "actor": "eve", "reason": "the address was wrong"}
+        again: Callable[..., Any] = partial(ask_again, **asked)
         service = MemoryAdapter()
 
         raced = race(engines, *((delete, again) if number else (again, delete)))
