@@ -5,6 +5,7 @@ import shutil
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("sdist", checkout, tmp_path_factory.mktemp("sdist"))
 
 
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """Built from the source distribution, as an installer does."""
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    with zipfile.ZipFile(build("wheel", source, tmp_path_factory.mktemp("wheel"))) as wheel:
+        yield wheel
+
+
 def test_the_source_distribution_holds_the_project_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
@@ -34,27 +46,17 @@ def test_the_source_distribution_holds_the_project_and_nothing_else(sdist: Path)
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= {str(path) for path in paths}
 
 
-def test_the_wheel_builds_from_the_source_distribution(sdist: Path, tmp_path: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-
-    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
-        names = wheel.namelist()
+def test_the_wheel_builds_from_the_source_distribution(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
 
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"outbox", "dispatchers"}
     assert "outbox/_migrations/versions/0001_first.py" in names
 
 
-def test_the_wheel_has_absolute_links_and_the_licences_of_what_it_vendors(sdist: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_absolute_links_and_the_licences_of_what_it_vendors(wheel: zipfile.ZipFile) -> None:
     """An index resolves no relative link and draws no mermaid."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-
-    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
-        names = wheel.namelist()
-        (metadata,) = [wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    names = wheel.namelist()
+    (metadata,) = [wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
 
     links = re.findall(r"\]\(([^)]+)\)", metadata)
     assert len(links) > 20
