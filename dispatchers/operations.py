@@ -172,7 +172,7 @@ def _require_unsent(name: str, deferred_on: object) -> None:
 
 
 def _after_sending() -> Iterator[type[BaseException]]:
-    """Of clients that nobody has imported there is no exception."""
+    """Of a client that is not imported there is no exception."""
     yield from AFTER_SENDING
     for package, names in AFTER_SENDING_OF.items():
         if package in sys.modules:
