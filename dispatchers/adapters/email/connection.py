@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal, TypeAlias, cast
 
 import aiosmtplib
+from aiosmtplib.protocol import SMTPProtocol
 
 from dispatchers.adapters.email.message import Message
 from dispatchers.adapters.email.outcomes import Exchange, is_permanent
@@ -166,7 +167,7 @@ async def _polled() -> None:
         await asyncio.sleep(0)
 
 
-def _opened(client: aiosmtplib.SMTP) -> tuple[asyncio.WriteTransport, aiosmtplib.protocol.SMTPProtocol]:
+def _opened(client: aiosmtplib.SMTP) -> tuple[asyncio.WriteTransport, SMTPProtocol]:
     if client.transport is None or client.protocol is None:
         raise aiosmtplib.SMTPServerDisconnected("Connection lost")
     # Not checked: the transports of other event loops, such as uvloop, do not inherit from asyncio's.
