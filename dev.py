@@ -100,7 +100,7 @@ BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue"
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 2, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
 IN_MEMORY_BYTES = 8 << 30  # several times what a run has ever needed
-ALONE_MAX = 3
+MAX_ALONE = 3
 CACHE = ROOT / ".pytest_cache"
 CHECKS = (
     ("ruff check",),
@@ -375,7 +375,7 @@ def last_failed() -> list[str]:
 def run_alone(tests: Sequence[str]) -> int:
     """The few that failed, once more and one at a time: what fails alone is broken, what passes is named, to be cured."""
     is_test = ["::" in test for test in tests]  # a worker may fail as a whole: that is no test
-    if len(tests) > ALONE_MAX or not all(is_test):
+    if len(tests) > MAX_ALONE or not all(is_test):
         return 1
     print(f"\n{len(tests)} failed beside the others; once more, alone:", flush=True)
     status = run("pytest", "--last-failed", "--last-failed-no-failures", "none")

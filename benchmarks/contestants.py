@@ -24,7 +24,7 @@ PYTHON = HOME / "bin" / "python"
 NODE_MODULES = HOME / "node" / "node_modules"
 NODE = NODE_MODULES / ".bin" / "node"
 STOP_SECONDS = 3
-SECONDS_MAX = 600  # of a round; a worker that does nothing for so long never will
+MAX_SECONDS = 600  # of a round; a worker that does nothing for so long never will
 OUTBOX = (sys.executable, "-m", "benchmarks.outbox_side")
 
 
@@ -145,7 +145,7 @@ def working(contestant: Contestant, given: Mapping[str, str], *arguments: str) -
     reading, writing = os.pipe()
     workers = [start(contestant, given, *arguments, stdout=writing) for _ in range(contestant.workers)]
     os.close(writing)
-    late = Timer(SECONDS_MAX, _kill, [workers])  # their stream ends, and so does the benchmark
+    late = Timer(MAX_SECONDS, _kill, [workers])  # their stream ends, and so does the benchmark
     late.start()
     with os.fdopen(reading) as printed:
         try:

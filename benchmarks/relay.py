@@ -28,7 +28,7 @@ PART = "relay"
 ROUNDS = 5
 NOTHING, WAITING, NATS = "no-op", "no-op that waits and has a result", "NATS JetStream"
 STREAM = "RELAY"
-READY_SECONDS_MAX = 20
+MAX_READY_SECONDS = 20
 JOBS = 40_000
 
 
@@ -60,7 +60,7 @@ def _relayed(server: Server, contestant: Contestant, size: float, url: str, brok
 
 async def _renew_stream(url: str) -> None:
     client = await nats.connect(url)
-    js = client.jetstream(timeout=READY_SECONDS_MAX)
+    js = client.jetstream(timeout=MAX_READY_SECONDS)
     with suppress(NotFoundError):
         await js.delete_stream(STREAM)
     await js.add_stream(name=STREAM, subjects=["noop.>"], duplicate_window=3600)
@@ -77,7 +77,7 @@ def _nats_server(program: str) -> Iterator[tuple[str, int]]:
         command = [program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder, "-l", str(log)]
         with subprocess.Popen(command) as process:
             url = f"nats://127.0.0.1:{port}"
-            until = time.monotonic() + READY_SECONDS_MAX
+            until = time.monotonic() + MAX_READY_SECONDS
             while not asyncio.run(_answers(url)):
                 if time.monotonic() > until:
                     raise SystemExit(f"nats-server did not start: {log.read_text()[-2000:]}")

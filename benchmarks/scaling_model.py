@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from dispatchers.pipeline.claim_ahead import AHEAD_SECONDS, AHEAD_SHARE_MAX, MEASURED_SECONDS
+from dispatchers.pipeline.claim_ahead import AHEAD_SECONDS, MAX_AHEAD_SHARE, MEASURED_SECONDS
 from dispatchers.pipeline.claim_loops import CLAIM_LOOPS
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES
 from dispatchers.settings import Settings
 
 EXCHANGES = 4_000  # of a simulation; with many loops, `EXCHANGES_OF_A_LOOP` of each
@@ -220,8 +220,8 @@ class Share:
 
     def batch(self) -> int:
         """The quota of the next claim, as `Scheduler.take` computes it."""
-        ahead = min(self.rate * AHEAD_SECONDS, self.settings.in_flight_max * AHEAD_SHARE_MAX / self.of)
-        return min(math.ceil((self.settings.concurrency / self.of + ahead) / 2), BATCH_ENTRIES_MAX)
+        ahead = min(self.rate * AHEAD_SECONDS, self.settings.max_in_flight * MAX_AHEAD_SHARE / self.of)
+        return min(math.ceil((self.settings.concurrency / self.of + ahead) / 2), MAX_BATCH_ENTRIES)
 
     def note(self, entries: int, now: float) -> None:
         self.ended += entries

@@ -79,7 +79,7 @@ LEFT_OUT = """## What the simulation leaves out
   answers.
 - **Connections.** Hundreds of dispatchers on one server need a pooler, which the simulation does not have.
 - **Memory and disk reads.** In the simulation all rows are in the cache.
-- **One process for several databases.** In the simulation it divides its `concurrency` and `in_flight_max` evenly among
+- **One process for several databases.** In the simulation it divides its `concurrency` and `max_in_flight` evenly among
   them. This was not measured.
 - **The time of an exchange.** It is assumed to vary exponentially around its mean. The row of one dispatcher tests this
   assumption.

@@ -81,14 +81,14 @@ class Completed:
     completion: str
     parent: ParentKey
     entries: list[EntryStatus] = field(repr=False)
-    _response_bytes_max: int = field(repr=False)
+    _max_response_bytes: int = field(repr=False)
     response: Response | None = field(default=None, init=False, repr=False)
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Give the request its final response. Every later retry gets it. Arguments and errors: see `claim.respond`."""
         if self.response is not None:
             raise AlreadyAnswered(f"respond after an answer: on_completed({self.completion!r}) has already responded")
-        self.response = Response.of(status, body, headers, bytes_max=self._response_bytes_max)
+        self.response = Response.of(status, body, headers, max_bytes=self._max_response_bytes)
         return self.response
 
     @property
@@ -117,7 +117,7 @@ class AppTransactions(Protocol):
         ...
 
 
-OPERATIONS_MAX = 10_000
+MAX_OPERATIONS = 10_000
 
 
 class Calls(NamedTuple):
@@ -165,7 +165,7 @@ class Callbacks:
             return None
         asked = _kind(end), claimed.operation
         if asked not in self._missing:
-            if len(self._missing) > OPERATIONS_MAX:
+            if len(self._missing) > MAX_OPERATIONS:
                 self._missing.clear()
             self._missing[asked] = self._find_missing(*asked)
         return self._missing[asked]
@@ -199,7 +199,7 @@ class Callbacks:
         """Whether some end of `claimed` has a callback or a completion here."""
         found = self._may_call.get(claimed.operation)
         if found is None:
-            if len(self._may_call) > OPERATIONS_MAX:  # names come from rows: keep the memo from growing without end
+            if len(self._may_call) > MAX_OPERATIONS:  # names come from rows: keep the memo from growing without end
                 self._may_call.clear()
             found = any(self._registered_for(kind, claimed.operation) for kind in ("on_settled", "on_uncertain"))
             self._may_call[claimed.operation] = found
@@ -313,7 +313,7 @@ def begin_completed(connection: Connection, configuration: Configuration, sessio
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
     state_of(session).claim = Cause(configuration, row.kid, parent, row.id)
     entries = entries_of_request(connection, configuration.tables, row.id)
-    return Completed(row.id, row.completion, parent, entries, configuration.payload_bytes_max)
+    return Completed(row.id, row.completion, parent, entries, configuration.max_payload_bytes)
 
 
 def require_no_awaitable(answer: object) -> None:

@@ -36,7 +36,7 @@ CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
 CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that an operator cancelled and others serve
 PINNED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that was sent in another form, as in a deploy
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
-CRASHES_MAX = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
+MAX_CRASHES = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
 CANCELLED_IN_DOUBT = "an operator cancelled it after the database was restored, but it may have been sent before"
 TOO_LATE = "it may have been sent, and the service may have forgotten its key"
 FIRST_SEND = Send()
@@ -140,9 +140,9 @@ def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) 
         last = last_safe_send(entry.in_doubt_since, memory)
         if last is not None and now >= last:
             return _uncertain(entry, entry.attempts, TOO_LATE)
-    if entry.attempts >= memory.attempts_max:
+    if entry.attempts >= memory.max_attempts:
         return _end(entry, entry.attempts, f"no answer in {entry.attempts} attempts")
-    if _crashes(entry) >= CRASHES_MAX:
+    if _crashes(entry) >= MAX_CRASHES:
         return _wait_apart(entry, memory, now, jitter)
     return None
 
@@ -158,8 +158,8 @@ def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: floa
 
     Its age does not end it here: a pause that this process does not know of yet may have stopped the age.
     """
-    reason = f"{CRASHES_MAX} consecutive senders crashed while sending it"
-    ageless = replace(memory, age_max=CENTURY)
+    reason = f"{MAX_CRASHES} consecutive senders crashed while sending it"
+    ageless = replace(memory, max_age=CENTURY)
     return _wait(entry, ageless, now, jitter, reason, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
@@ -322,7 +322,7 @@ def _look_up_first(entry: ClaimedEntry, change: Transition, memory: Memory, now:
 
 def is_repeatable(memory: Memory) -> bool:
     """Whether an entry that was claimed when its sender crashed is sent again by itself, even if that happens repeatedly."""
-    return memory.attempts_max > CRASHES_MAX and not _is_for_one_attempt(memory)
+    return memory.max_attempts > MAX_CRASHES and not _is_for_one_attempt(memory)
 
 
 def _is_for_one_attempt(memory: Memory) -> bool:
@@ -343,11 +343,11 @@ def _wait(
 ) -> Transition:
     """Send it again later, unless a limit is reached. `after`, which the service asked for, counts within the limits."""
     doubtful = entry._replace(maybe_sent=maybe_sent, in_doubt_since=in_doubt_since)
-    if attempts >= memory.attempts_max:
+    if attempts >= memory.max_attempts:
         return _end(doubtful, attempts, f"{reason}; the limit of {attempts} attempts is reached")
-    age_left = min(memory.age_max, CENTURY) - (now - entry.first_leased_at)
+    age_left = min(memory.max_age, CENTURY) - (now - entry.first_leased_at)
     if age_left <= timedelta(0):
-        return _end(doubtful, attempts, f"{reason}; the age limit of {memory.age_max} is reached")
+        return _end(doubtful, attempts, f"{reason}; the age limit of {memory.max_age} is reached")
     delay = min(max(backoff(entry.deliveries, jitter), after or timedelta(0)), age_left)
     last = last_safe_send(in_doubt_since, memory) if maybe_sent else None
     if last is not None:

@@ -13,8 +13,8 @@ from dispatchers.time_limits import CENTURY, Memory, backoff, last_safe_send
 from dispatchers.transitions import AwaitLookup, ClaimedEntry, MarkUncertain, Release, SendAgain, Settle, Transition
 
 LOOKUP_FIRST = timedelta(minutes=1)
-LOOKUP_MAX = timedelta(hours=1)
-CRASHES_MAX = 3  # lookups in turn that ended with their process: the next might crash it, too
+MAX_LOOKUP = timedelta(hours=1)
+MAX_CRASHES = 3  # lookups in turn that ended with their process: the next might crash it, too
 FOUND = "found at the service"
 ABSENT = "not at the service: it will be sent again"
 """How the reasons begin by which those two are known in an entry's history."""
@@ -28,8 +28,8 @@ def admit_lookup(entry: ClaimedEntry, state: LookupState, memory: Memory, now: d
     if not memory.can_look_up and not state.inconclusive:
         reason = f"{state.why}; this process has no status lookup for it"
         return MarkUncertain(reason, _attempts(entry, state), *_doubt(entry), state.stored)
-    if _crashes(entry, state) >= CRASHES_MAX:
-        return _give_up(entry, state, f"{CRASHES_MAX} consecutive status lookups crashed with their process")
+    if _crashes(entry, state) >= MAX_CRASHES:
+        return _give_up(entry, state, f"{MAX_CRASHES} consecutive status lookups crashed with their process")
     elsewhere = _elsewhere(entry, memory)
     if elsewhere is None:
         return None
@@ -91,10 +91,10 @@ def _same_key_is_good(entry: ClaimedEntry, state: LookupState, memory: Memory, n
 
 
 def _limit(entry: ClaimedEntry, attempts: int, memory: Memory, now: datetime) -> str | None:
-    if attempts >= memory.attempts_max:
+    if attempts >= memory.max_attempts:
         return f"the limit of {attempts} attempts is reached"
-    if now - entry.first_leased_at >= min(memory.age_max, CENTURY):
-        return f"the age limit of {memory.age_max} is reached"
+    if now - entry.first_leased_at >= min(memory.max_age, CENTURY):
+        return f"the age limit of {memory.max_age} is reached"
     return None
 
 
@@ -104,7 +104,7 @@ def _after_no_answer(
     if _is_too_old(state, memory, now):
         return _give_up(entry, state, reason)
     # At least half of the backoff: a service that could not answer just now cannot answer at once.
-    delay = backoff(state.inconclusive + 1, 0.5 + jitter / 2, LOOKUP_FIRST, LOOKUP_MAX)
+    delay = backoff(state.inconclusive + 1, 0.5 + jitter / 2, LOOKUP_FIRST, MAX_LOOKUP)
     return _uncertain(entry, state, delay, reason)
 
 
@@ -136,7 +136,7 @@ def _doubt(entry: ClaimedEntry) -> tuple[bool, datetime | None]:
 
 
 def _is_too_old(state: LookupState, memory: Memory, now: datetime) -> bool:
-    return now - state.fenced_at >= min(memory.age_max, CENTURY)
+    return now - state.fenced_at >= min(memory.max_age, CENTURY)
 
 
 def _crashes(entry: ClaimedEntry, state: LookupState) -> int:

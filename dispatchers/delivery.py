@@ -134,7 +134,7 @@ Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress 
 Answered: TypeAlias = Callable[[int, Outcome], None]
 """What `send_batch` calls with the place of a delivery in the batch, from 0, and its outcome."""
 
-RESULT_BYTES_MAX: Final = 64 * 1024
+MAX_RESULT_BYTES: Final = 64 * 1024
 """The longest result that is stored, as JSON. Of a longer one only the length is stored."""
 
 
@@ -182,22 +182,22 @@ class KeyFormat:
     """The form of the keys that a service accepts. `Dispatcher(...)` checks it.
 
     encoding: how the stored tag is written: `native` (ck1_..., 36 characters), `uuid` (36) or `hex` (64).
-    chars_max: the longest key that the service accepts.
+    max_chars: the longest key that the service accepts.
     alphabet: a regular expression for one character.
     uuid_version: 8; or 4 or 5 if the service validates the version.
     Raises `ConfigurationError` for any other value.
     """
 
     encoding: Literal["native", "uuid", "hex"] = "native"
-    chars_max: int = 255
+    max_chars: int = 255
     alphabet: str = r"[A-Za-z0-9_-]"
     uuid_version: Literal[4, 5, 8] = 8
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
             raise ConfigurationError(f"encoding={self.encoding!r} must be one of {', '.join(map(repr, ENCODINGS))}")
-        if not isinstance(self.chars_max, int) or self.chars_max < 1:
-            raise ConfigurationError(f"chars_max={self.chars_max!r} must be an int of at least 1")
+        if not isinstance(self.max_chars, int) or self.max_chars < 1:
+            raise ConfigurationError(f"max_chars={self.max_chars!r} must be an int of at least 1")
         if self.uuid_version not in UUID_VERSIONS:
             raise ConfigurationError(f"uuid_version={self.uuid_version!r} must be one of 4, 5, 8")
         try:
@@ -216,8 +216,8 @@ class KeyFormat:
     def misfit(self) -> str | None:
         """Why no key of this encoding fits the service, or None if every one does."""
         sample = self.encode(Tag(bytes(range(32))))
-        if len(sample) > self.chars_max:
-            return f"{self.encoding} keys have {len(sample)} characters, the service takes {self.chars_max}"
+        if len(sample) > self.max_chars:
+            return f"{self.encoding} keys have {len(sample)} characters, the service takes {self.max_chars}"
         # Every character that this encoding can produce, not just those of one sample.
         alphabet = {
             "native": "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_",
@@ -244,8 +244,8 @@ class Adapter(Protocol):
     replays_errors: which answers the service repeats for a key: "all" (Stripe v1), "2xx" or "none".
     at_least_once: for a service without keys. True sends again after an unknown outcome, so the effect may happen twice.
         False, the default, makes the entry `uncertain`.
-    attempts_max: after this number of sends without a final answer the entry ends: failed, or uncertain if it is in doubt.
-    age_max: after this time since its first claim the entry ends in the same way. The wait for the first claim has no limit.
+    max_attempts: after this number of sends without a final answer the entry ends: failed, or uncertain if it is in doubt.
+    max_age: after this time since its first claim the entry ends in the same way. The wait for the first claim has no limit.
     failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it. With
         False the later entries continue.
     failure_fields: the members of a rejected answer's `result` that classify the failure, such as its code, and are never the
@@ -269,8 +269,8 @@ class Adapter(Protocol):
     key_format: KeyFormat = NATIVE
     replays_errors: Literal["all", "2xx", "none"] = "none"
     at_least_once: bool = False
-    attempts_max: int = 20
-    age_max: timedelta = timedelta(days=3)
+    max_attempts: int = 20
+    max_age: timedelta = timedelta(days=3)
     failure_blocks_group: bool = True
     failure_fields: tuple[str, ...] = ()
     pinned: str = ""

@@ -61,8 +61,8 @@ class Operations:
         key_format: KeyFormat = NATIVE,
         at_least_once: bool = False,
         replays_errors: Literal["all", "2xx", "none"] = "none",
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         failure_blocks_group: bool = True,
         failure_fields: tuple[str, ...] = (),
         pinned: str = "",
@@ -93,8 +93,8 @@ class Operations:
             adapter.key_format = key_format
             adapter.at_least_once = at_least_once
             adapter.replays_errors = replays_errors
-            adapter.attempts_max = attempts_max
-            adapter.age_max = age_max
+            adapter.max_attempts = max_attempts
+            adapter.max_age = max_age
             adapter.failure_blocks_group = failure_blocks_group
             adapter.failure_fields = failure_fields
             adapter.pinned = pinned

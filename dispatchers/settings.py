@@ -21,7 +21,7 @@ class GivenSettings(TypedDict, total=False):
     lease: timedelta
     margin: timedelta
     concurrency: int
-    in_flight_max: int
+    max_in_flight: int
     limits: Mapping[str, Limits]
     callbacks_at_once: int
     callback_timeout: timedelta | None
@@ -43,7 +43,7 @@ class Settings:
     lease: timedelta = timedelta(seconds=60)
     margin: timedelta = timedelta(seconds=5)
     concurrency: int = 100
-    in_flight_max: int = 1000
+    max_in_flight: int = 1000
     limits: Mapping[str, Limits] = field(default_factory=dict)
     callbacks_at_once: int = 4
     callback_timeout: timedelta | None = None
@@ -63,8 +63,8 @@ class Settings:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.in_flight_max < 1:
-            raise ConfigurationError("concurrency and in_flight_max must be at least 1")
+        if self.concurrency < 1 or self.max_in_flight < 1:
+            raise ConfigurationError("concurrency and max_in_flight must be at least 1")
         if not isinstance(self.promotions_lose_nothing, bool):  # the text "false" is true
             raise ConfigurationError(f"promotions_lose_nothing={self.promotions_lose_nothing!r}: must be True or False")
         if not isinstance(self.callbacks_at_once, int) or self.callbacks_at_once < 1:

@@ -6,9 +6,9 @@ from enum import Enum
 from typing import Final, Literal, TypeAlias
 
 BACKOFF_FIRST = timedelta(seconds=1)
-BACKOFF_MAX = timedelta(minutes=10)
+MAX_BACKOFF = timedelta(minutes=10)
 CENTURY = timedelta(days=36_525)  # longer than any limit in practice, and no calendar overflows
-DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
+MAX_DOUBLINGS = 20  # beyond MAX_BACKOFF already; keeps the power small
 
 
 class Forever(Enum):
@@ -33,8 +33,8 @@ class Memory:
     window: Window
     timeout: timedelta = timedelta(seconds=30)
     at_least_once: bool = False
-    attempts_max: int = 20
-    age_max: timedelta = timedelta(days=3)
+    max_attempts: int = 20
+    max_age: timedelta = timedelta(days=3)
     failure_blocks_group: bool = True
     margin: timedelta = field(default=timedelta(seconds=5))
     fencing_delay: timedelta = timedelta(seconds=65)
@@ -68,9 +68,9 @@ def same_key_is_safe(last: datetime | None, memory: Memory, sent_at: datetime, *
     return memory.window is not None and not stored and (last is None or sent_at < last)
 
 
-def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: timedelta = BACKOFF_MAX) -> timedelta:
+def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: timedelta = MAX_BACKOFF) -> timedelta:
     """Exponential with full jitter, capped. Source: AWS Architecture Blog, "Exponential Backoff And Jitter"."""
-    doublings = min(max(tries - 1, 0), DOUBLINGS_MAX)
+    doublings = min(max(tries - 1, 0), MAX_DOUBLINGS)
     ceiling: timedelta = min(first * 2**doublings, most)
     return ceiling * jitter
 
@@ -79,4 +79,4 @@ def without_pause(memory: Memory, first_leased_at: datetime, resumed_at: datetim
     """An entry does not age while its destination is paused: the age limit counts from `resumed_at`, if that came later."""
     if resumed_at is None or resumed_at <= first_leased_at:
         return memory
-    return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - first_leased_at))
+    return replace(memory, max_age=min(memory.max_age, CENTURY) + (resumed_at - first_leased_at))

@@ -15,7 +15,7 @@ from outbox.sql.schema import Tables, tables_of
 from outbox.times import NOTHING, check_span
 from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 
-PAYLOAD_BYTES_MAX = 256 * 1024
+MAX_PAYLOAD_BYTES = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
 AUDIT_WINDOW = timedelta(days=30)
 
@@ -35,7 +35,7 @@ class Settings(TypedDict, total=False):
     options: Collection[str]
     """More names for `enqueue(options=...)`, besides `account` and `api_version`."""
 
-    payload_bytes_max: int
+    max_payload_bytes: int
     """The largest payload of an entry and the largest stored response, in bytes; 256 KiB by default."""
 
     audit: timedelta
@@ -73,7 +73,7 @@ class Configuration:
         check_table_names(self.schema, self.prefix)
         check_span("audit", self.audit, least=NOTHING)
         self.options = _checked_options(settings.get("options", ()))
-        self.payload_bytes_max = _checked_bytes(settings.get("payload_bytes_max", PAYLOAD_BYTES_MAX))
+        self.max_payload_bytes = _checked_bytes(settings.get("max_payload_bytes", MAX_PAYLOAD_BYTES))
         observe = settings.get("observe")
         self.observer = None if observe is None else GuardedObserver(observe)
         trace_headers = settings.get("trace_headers")
@@ -121,10 +121,10 @@ def _checked_options(options: Collection[str]) -> frozenset[str]:
     return OPTIONS | frozenset(options)
 
 
-def _checked_bytes(payload_bytes_max: int) -> int:
-    if not isinstance(payload_bytes_max, int) or payload_bytes_max < 1:
-        raise InvalidValue("payload_bytes_max", payload_bytes_max, "must be a number of bytes, 1 or more")
-    return payload_bytes_max
+def _checked_bytes(max_payload_bytes: int) -> int:
+    if not isinstance(max_payload_bytes, int) or max_payload_bytes < 1:
+        raise InvalidValue("max_payload_bytes", max_payload_bytes, "must be a number of bytes, 1 or more")
+    return max_payload_bytes
 
 
 def _checked_status_url(template: str | None) -> str | None:

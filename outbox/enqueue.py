@@ -10,7 +10,7 @@ from outbox.errors import InvalidValue, ParentRequired
 from outbox.keys import ChildKey, ParentKey, check_field, derive_tag, encode_native, entry_id, key_fields
 from outbox.payload import encode_json
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session
-from outbox.times import EPOCH, NEVER, SPAN_MAX
+from outbox.times import EPOCH, MAX_SPAN, NEVER
 from outbox.trace_headers import NO_HEADERS, Enqueued
 
 
@@ -51,7 +51,7 @@ def enqueue(
         fields.parent_id,
         claimed.record_id if claimed else None,
         to,
-        encode_json("payload", payload, configuration.payload_bytes_max),
+        encode_json("payload", payload, configuration.max_payload_bytes),
         _options(configuration, options) if options else "{}",
         NO_HEADERS if trace is None else trace.stored(Enqueued(id, operation, to)),
         None if ordering_key is None else _named("ordering_key", ordering_key),
@@ -101,7 +101,7 @@ def _options(configuration: Configuration, options: Mapping[str, Any]) -> str:
                 name,
                 f"is unknown; known options are {sorted(configuration.options)}; outbox.configure(options=...) adds others",
             )
-    return encode_json("options", dict(options), configuration.payload_bytes_max).decode()
+    return encode_json("options", dict(options), configuration.max_payload_bytes).decode()
 
 
 def _due(due: datetime | timedelta) -> tuple[datetime | None, timedelta | None]:
@@ -109,14 +109,14 @@ def _due(due: datetime | timedelta) -> tuple[datetime | None, timedelta | None]:
         case timedelta():
             if due < timedelta(0):
                 raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")
-            if due > SPAN_MAX:
-                raise InvalidValue("due", due, f"is more than {SPAN_MAX.days} days from now")
+            if due > MAX_SPAN:
+                raise InvalidValue("due", due, f"is more than {MAX_SPAN.days} days from now")
             return None, due
         case datetime():
             if due.utcoffset() is None:
                 raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
-            if due >= NEVER - SPAN_MAX:
-                raise InvalidValue("due", due, f"must lie before {NEVER - SPAN_MAX:%Y}")
+            if due >= NEVER - MAX_SPAN:
+                raise InvalidValue("due", due, f"must lie before {NEVER - MAX_SPAN:%Y}")
             # Year 1 and its neighbours are other languages' "at once"; no driver reads them back in every time zone.
             return (EPOCH if due < EPOCH else due.astimezone(UTC)), None
     raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")

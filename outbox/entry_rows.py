@@ -32,7 +32,7 @@ from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.mariadb_entry import insert_entry, insert_in_pages, whole
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
-from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import NEVER, Instant
 
 
@@ -218,14 +218,14 @@ _FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destinatio
 """The queue row stores the scope for fair destinations only; other statements do not read it."""
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(f"WITH {written} {queue}")
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _accompanied(tables: Tables, shape: Shape, piggybacked: str, *, is_fair: bool) -> TextClause:
     """The insert of entries together with the piggybacked insert; returns both counts."""
     written, queue = _insertions(tables, shape, is_fair)
@@ -258,7 +258,7 @@ def _written(tables: Tables, source: str, is_fair: bool) -> str:
         """
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """The insert of entries with positions. The first written entry of a group is due; a claim may still block it."""
     return text(
@@ -335,7 +335,7 @@ def _insert_alone_on_mariadb(connection: Connection, configuration: Configuratio
     return set() if insert_entry(connection, configuration.tables, values, queued) else {entry.id}
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _insertion_on_mariadb(tables: Tables) -> Executable:
     """Returns the ids and due times of what it writes."""
     entry = tables.entry
@@ -348,7 +348,7 @@ def _insertion_on_mariadb(tables: Tables) -> Executable:
     return returning
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _queueing(tables: Tables, *, in_groups: bool) -> Executable:
     names = (*_QUEUED, "position") if in_groups else _QUEUED
     return insert(tables.queue).values({name: bindparam(name) for name in names})

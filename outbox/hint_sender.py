@@ -32,8 +32,8 @@ COUNT_SECONDS = 1.0  # between two transactions that store counts
 IDLE_SECONDS = 300.0  # until the connection of an idle process is closed
 RETRY_SECONDS = (1.0, 60.0)  # after a failure, doubling up to the second
 HUNG_SECONDS = 5.0  # until a connection that does not answer is dropped
-WAITING_MAX = 1000  # hints not yet looked at; more are dropped, as one is enough
-COMMIT_SECONDS_MAX = 5.0  # how long the end of a transaction that is about to commit is waited for
+MAX_WAITING = 1000  # hints not yet looked at; more are dropped, as one is enough
+MAX_COMMIT_SECONDS = 5.0  # how long the end of a transaction that is about to commit is waited for
 COMMIT_POLL_SECONDS = 0.001
 
 
@@ -88,7 +88,7 @@ class HintSender:
         self.used_at = time.monotonic()
         if taken is not None and not self._link.is_open:
             self._link.taken.add(taken)
-        if item is not None and self._queue.qsize() < WAITING_MAX:
+        if item is not None and self._queue.qsize() < MAX_WAITING:
             self._queue.put(item)
         busy_since = self._busy_since
         if busy_since is not None and time.monotonic() - busy_since > HUNG_SECONDS:
@@ -259,7 +259,7 @@ def _await_commit(committing: Committing) -> None:
 
     The connection may have begun another transaction by now: that one is not waited for.
     """
-    deadline = time.monotonic() + COMMIT_SECONDS_MAX
+    deadline = time.monotonic() + MAX_COMMIT_SECONDS
     while committing.transaction.is_active and time.monotonic() < deadline:
         time.sleep(COMMIT_POLL_SECONDS)
     committing.then()

@@ -31,8 +31,8 @@ log = logging.getLogger("outbox.hints")
 
 Hear = Callable[[Due], None]
 
-SENDERS_MAX = 16  # of a process: each has a thread and a connection
-THREADS_MAX = 32  # with those of senders that end: one that waits for a server without an answer ends late
+MAX_SENDERS = 16  # of a process: each has a thread and a connection
+MAX_THREADS = 32  # with those of senders that end: one that waits for a server without an answer ends late
 SENDER_RESTS_SECONDS = 1.0  # until another engine may take the place of one that has nothing to send
 UNSENT = "a hint to the dispatchers was not sent"
 EXIT_SECONDS = 0.3  # how long a process that ends waits for its last hints
@@ -196,7 +196,7 @@ def sender_of(engine: Engine) -> HintSender | None:
 
 def _may_start_another() -> bool:
     threads = sum(thread.name == THREAD_NAME for thread in enumerate_threads())
-    return threads < THREADS_MAX and (len(_senders) < SENDERS_MAX or _end_longest_resting())
+    return threads < MAX_THREADS and (len(_senders) < MAX_SENDERS or _end_longest_resting())
 
 
 def _end_longest_resting() -> bool:

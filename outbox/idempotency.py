@@ -68,13 +68,13 @@ class Claim(OpenClaim):
         cannot be kept (Set-Cookie is never kept).
         """
         self._require_unanswered("respond")
-        self.response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+        self.response = Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
         return self.response
 
     def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Undo what the block has written and enqueued, and keep only this answer. Arguments and errors: see `respond`."""
         self._require_unanswered("reject")
-        response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+        response = Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
         self._require_savepoint().undo()
         self._savepoint = self._savepoint_of(self._session)
         self._rejected = True

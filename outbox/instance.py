@@ -84,7 +84,7 @@ class Outbox:
         its commit. `enqueue` never commits. If the session has no transaction, it begins one, as `session.add` does.
 
         operation: the effect's registered name. Its first segment selects the adapter.
-        payload: JSON, at most `payload_bytes_max` bytes (256 KiB). The dispatcher sends exactly these bytes.
+        payload: JSON, at most `max_payload_bytes` bytes (256 KiB). The dispatcher sends exactly these bytes.
         parent: the key of what caused the effect. You may omit it inside an `outbox.idempotent` block. A plain str has no
             scope, so the `invoice:42` of two tenants would be the same parent.
         discriminator: distinguishes two effects of one operation under one parent, for example by a line's id. Never a

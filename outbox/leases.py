@@ -123,7 +123,7 @@ class LeasedAttempt:
 
     def _response(self, status: int, body: Any, headers: Mapping[str, str] | None) -> Response:
         self._current_lease("respond")
-        return Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+        return Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
 
 
 class LeasedClaim(LeasedAttempt):

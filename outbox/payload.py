@@ -6,7 +6,7 @@ from typing import Any
 from outbox.errors import NotSerializable
 
 
-def encode_json(name: str, value: Any, bytes_max: int) -> bytes:
+def encode_json(name: str, value: Any, max_bytes: int) -> bytes:
     """JSON in UTF-8, members in the caller's order. Raises `NotSerializable`, which never shows the value."""
     try:
         data = _encode(value).encode()
@@ -15,9 +15,9 @@ def encode_json(name: str, value: Any, bytes_max: int) -> bytes:
         raise NotSerializable(
             f"the {name} is not JSON: {_reason(error)}; write dates, decimals and ids as text or numbers"
         ) from None
-    if len(data) > bytes_max:
+    if len(data) > max_bytes:
         raise NotSerializable(
-            f"the {name} has {len(data)} bytes of JSON, and at most {bytes_max} are allowed:"
+            f"the {name} has {len(data)} bytes of JSON, and at most {max_bytes} are allowed:"
             " store the large part elsewhere and enqueue a reference to it"
         )
     return data

@@ -57,7 +57,7 @@ def _from_mariadb(value: datetime | str) -> datetime:
 
 NOTHING = timedelta(0)
 SECOND = timedelta(seconds=1)
-SPAN_MAX = timedelta(days=36_525)  # a century: no calendar overflows
+MAX_SPAN = timedelta(days=36_525)  # a century: no calendar overflows
 
 _AT_LEAST = {NOTHING: "0 s or more", MICROSECOND: "more than 0 s", SECOND: "at least 1 s"}
 
@@ -67,6 +67,6 @@ def check_span(field: str, span: object, *, least: timedelta = MICROSECOND, othe
 
     least: `NOTHING`, `MICROSECOND` or `SECOND`. otherwise: what may be given instead of a timedelta, for the text.
     """
-    if not isinstance(span, timedelta) or not least <= span <= SPAN_MAX:
-        rule = f"must be a timedelta of {_AT_LEAST[least]}, and {SPAN_MAX.days} days at most{otherwise}"
+    if not isinstance(span, timedelta) or not least <= span <= MAX_SPAN:
+        rule = f"must be a timedelta of {_AT_LEAST[least]}, and {MAX_SPAN.days} days at most{otherwise}"
         raise InvalidValue(field, span, rule)

@@ -15,7 +15,7 @@ log = logging.getLogger("outbox.observer")
 NAMES: Final = ("traceparent", "tracestate")
 """W3C Trace Context. Nothing else is stored: baggage may hold personal data."""
 
-CHARS_MAX: Final = 512
+MAX_CHARS: Final = 512
 NO_HEADERS: Final = "{}"
 
 
@@ -61,4 +61,4 @@ def of_trace(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_printable(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= CHARS_MAX and value.isascii() and value.isprintable()
+    return isinstance(value, str) and 0 < len(value) <= MAX_CHARS and value.isascii() and value.isprintable()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-HEAD_BYTES_MAX: Final = 100 * 1024  # limit of the bytes before the body, and of the framing between two parts of it
+MAX_HEAD_BYTES: Final = 100 * 1024  # limit of the bytes before the body, and of the framing between two parts of it
 SHORT_KEEP_ALIVE: Final = re.compile(r'\btimeout\s*=\s*"?0*[01]?(?!\d)', re.I)
 """A server that closes idle connections sooner than `connection_pool.KEEP_SECONDS`. Source: RFC 2068, 19.7.1.1."""
 BEGINNING: Final = b"HTTP/"  # the parser also accepts answers of other protocols
@@ -42,7 +42,7 @@ class AnswerHeaders(Mapping[str, str]):
 class AnswerReader:
     """Takes an answer in pieces, as they come.
 
-    body_bytes_max: how much of the body is kept. has_body: False for the answer to HEAD or CONNECT, which has no body.
+    max_body_bytes: how much of the body is kept. has_body: False for the answer to HEAD or CONNECT, which has no body.
 
     status, headers: of the answer, with the headers' names in lower case; status is None until the head is complete. 1xx
     answers are skipped. body: the bytes so far. ended: no more bytes are needed. whole: the body ended where it should.
@@ -50,11 +50,11 @@ class AnswerReader:
     if the answer's first bytes came before the server had received the whole request.
     """
 
-    def __init__(self, body_bytes_max: int, *, has_body: bool = True) -> None:
-        self._body_bytes_max = body_bytes_max
+    def __init__(self, max_body_bytes: int, *, has_body: bool = True) -> None:
+        self._max_body_bytes = max_body_bytes
         self._has_body = has_body
         self._beginning = b""
-        self._room = HEAD_BYTES_MAX
+        self._room = MAX_HEAD_BYTES
         self.keeps_alive = False
         self.status: int | None = None
         self.headers: dict[str, str] = {}
@@ -120,9 +120,9 @@ class AnswerReader:
         # The answer ends with the last byte, or more bytes than the answer have arrived.
         self._take(data[:-1])
         self._take(data[-1:])
-        self._room = self._room - len(data) if len(self.body) == kept else HEAD_BYTES_MAX
-        if len(self.body) > self._body_bytes_max or (self._room < 0 and not self.ended):
-            del self.body[self._body_bytes_max :]
+        self._room = self._room - len(data) if len(self.body) == kept else MAX_HEAD_BYTES
+        if len(self.body) > self._max_body_bytes or (self._room < 0 and not self.ended):
+            del self.body[self._max_body_bytes :]
             self.ended, self.whole = True, False
 
     def _expect_http(self, data: memoryview) -> None:
@@ -165,7 +165,7 @@ class AnswerReader:
         if version not in {"1.0", "1.1"} or status < 100 or status == 101:
             raise HttpParserError("another version or protocol")
         if status >= 200:
-            self.status, self._room = status, HEAD_BYTES_MAX
+            self.status, self._room = status, MAX_HEAD_BYTES
             self.keeps_alive = version == "1.1" and self._parser.should_keep_alive()
             self._parser.set_dangerous_leniencies(
                 lenient_optional_cr_before_lf=False

@@ -10,14 +10,14 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, unquote_plus
 
-from dispatchers.delivery import RESULT_BYTES_MAX, Finding, Outcome
+from dispatchers.delivery import MAX_RESULT_BYTES, Finding, Outcome
 
 Sanitized = TypeVar("Sanitized", bound=Outcome | Finding)
 
 HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
 CHARS_MIN: Final = 8  # a shorter value may occur in answers by accident
 SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it has no letters or no digits: "notifications" is no secret
-READINGS_MAX: Final = 20  # of one text: two encodings, up to three times each
+MAX_READINGS: Final = 20  # of one text: two encodings, up to three times each
 ENCODED: Final = re.compile(r"[\\%&]")  # every encoded text has one of these: see `_decoded`
 PUBLIC_HEADERS: Final = frozenset({"accept", "accept-charset", "accept-language", "user-agent"})
 
@@ -56,7 +56,7 @@ class Credentials:
             stored = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             return value
-        if len(text) > RESULT_BYTES_MAX:  # such a value is not stored
+        if len(text) > MAX_RESULT_BYTES:  # such a value is not stored
             return value
         # First check the value as one text: nearly all answers have no credential, and are decoded only once.
         return self._hidden_in(stored) if self._is_quoted_in("\n".join(_texts(stored))) else value
@@ -170,7 +170,7 @@ def _readings(text: str) -> Iterator[str]:
     while current:
         yield from current
         found = [reading for each in current for reading in _decoded(each) if reading not in seen]
-        current = list(dict.fromkeys(found)) if len(seen) < READINGS_MAX else []
+        current = list(dict.fromkeys(found)) if len(seen) < MAX_READINGS else []
         seen.update(current)
 
 

@@ -28,11 +28,11 @@ from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, O
 from dispatchers.adapters.trust import for_http
 from outbox.errors import ConfigurationError
 
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-REUSED_BYTES_MAX: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+MAX_REUSED_BYTES: Final = 64 * 1024
 """A longer request gets a connection of its own: a service may refuse it before it has read all of it, and on a connection that
 was used before, such an answer would be in doubt."""
-CONNECT_SECONDS_MAX: Final = 10.0  # a connection that takes longer will not succeed
+MAX_CONNECT_SECONDS: Final = 10.0  # a connection that takes longer will not succeed
 HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 """Values of headers that every server accepts. Source: RFC 9110, 5.5, without the obsolete bytes."""
 
@@ -78,7 +78,7 @@ class Transport:
 
     timeout: how long one send may take. The transport cancels it a little earlier, because a cancellation from outside loses
         the details. Connecting and TLS get up to a third each, so that an unreachable service is recognised.
-    answer_bytes_max: how many bytes of a body are read.
+    max_answer_bytes: how many bytes of a body are read.
     tls: by default the environment's authorities, or httpx's.
     proxy: the URL of a proxy; by default the environment's, see `Proxies`.
     transport: replaces real connections in tests; it is not closed.
@@ -96,7 +96,7 @@ class Transport:
         self,
         *,
         timeout: timedelta,
-        answer_bytes_max: int = ANSWER_BYTES_MAX,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
         reuse: bool = True,
@@ -104,17 +104,17 @@ class Transport:
     ) -> None:
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
             raise ConfigurationError(f"timeout must be a positive timedelta, not {timeout!r}")
-        if not isinstance(answer_bytes_max, int) or answer_bytes_max < 0:
-            raise ConfigurationError(f"answer_bytes_max must be a number of bytes, 0 or more, not {answer_bytes_max!r}")
+        if not isinstance(max_answer_bytes, int) or max_answer_bytes < 0:
+            raise ConfigurationError(f"max_answer_bytes must be a number of bytes, 0 or more, not {max_answer_bytes!r}")
         if transport is not None and proxy is not None:
             raise ConfigurationError("transport replaces all connections, so it goes with no proxy")
         seconds = timeout.total_seconds()
         self._seconds = seconds - min(0.1, seconds / 20)
-        self._timeouts = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS_MAX, seconds / 3)).as_dict()
-        self._answer_bytes_max = answer_bytes_max
+        self._timeouts = httpx.Timeout(seconds, connect=min(MAX_CONNECT_SECONDS, seconds / 3)).as_dict()
+        self._max_answer_bytes = max_answer_bytes
         self._tls = tls or for_http(None)
         self._connector = Connector(
-            seconds=min(CONNECT_SECONDS_MAX, seconds / 3),
+            seconds=min(MAX_CONNECT_SECONDS, seconds / 3),
             tls=self._tls,
             proxy=proxy,
         )
@@ -140,7 +140,7 @@ class Transport:
         content = request.written(*self._connector.named(request.target))
         origin = request.target.origin
         deadline = asyncio.get_running_loop().time() + self._seconds
-        answer = AnswerReader(self._answer_bytes_max, has_body=request.method not in WITHOUT_ANSWERED_BODY)
+        answer = AnswerReader(self._max_answer_bytes, has_body=request.method not in WITHOUT_ANSWERED_BODY)
         connection = self._reused(origin, content) or await self._open(origin, deadline)
         doubt: str | None = None
         try:
@@ -166,7 +166,7 @@ class Transport:
         await self._pool.aclose()
 
     def _reused(self, origin: Origin, content: bytes) -> Connection | None:
-        return self._pool.take(origin) if len(content) <= REUSED_BYTES_MAX else None
+        return self._pool.take(origin) if len(content) <= MAX_REUSED_BYTES else None
 
     def _doubt(self, connection: Connection, answer: AnswerReader, request: Outgoing) -> str | None:
         """Why the answer may belong to another request. A close that the request asked for is no sign of that."""
@@ -212,7 +212,7 @@ class Transport:
         echo = None if isinstance(outgoing, httpx.Request) else outgoing.echo
         if doubt := doubt_of_key(response.status_code, headers, echo, is_first=True):
             raise ForeignAnswer(doubt)
-        return Answer(response.status_code, headers, bytes(body[: self._answer_bytes_max]), whole)
+        return Answer(response.status_code, headers, bytes(body[: self._max_answer_bytes]), whole)
 
     async def _read(self, response: httpx.Response, body: bytearray) -> bool:
         try:
@@ -220,7 +220,7 @@ class Transport:
                 AsyncIterable[bytes], response.stream
             ):  # the bytes as they were sent: `aiter_bytes` would decompress them
                 body += chunk
-                if len(body) > self._answer_bytes_max:
+                if len(body) > self._max_answer_bytes:
                     return False
         except Exception:  # the status is known, so an error in the body does not matter
             return False

@@ -113,17 +113,17 @@ def read_audit(
     tables: Tables,
     wanted: AuditFilter = EVERYTHING,
     *,
-    rows_max: int,
+    max_rows: int,
     after: Place | None = None,
 ) -> AuditPage:
     """A page of the audit log, the newest row first. With a filter it reads on until the page is full, in the worst case all."""
     audit, now = tables.audit, database_now(connection)
     at, id = audit.c.at, audit.c.id
-    found = select(audit).where(*_conditions(tables, wanted, now)).order_by(at.desc(), id.desc()).limit(rows_max + 1)
+    found = select(audit).where(*_conditions(tables, wanted, now)).order_by(at.desc(), id.desc()).limit(max_rows + 1)
     if after is not None:
         found = found.where(at <= after[0], or_(at < after[0], id < after[1]))
     rows = [AuditRow(**row._mapping) for row in connection.execute(found)]
-    page, has_more = rows[:rows_max], len(rows) > rows_max
+    page, has_more = rows[:max_rows], len(rows) > max_rows
     return AuditPage(at=now, rows=page, next=(page[-1].at, page[-1].id) if has_more else None)
 
 

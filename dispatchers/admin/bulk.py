@@ -47,10 +47,10 @@ from outbox.sql.deployment import require_current_secret
 from outbox.sql.dialect import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, database_now, sqlstate
 from outbox.sql.schema import Tables
 
-BATCH_ENTRIES_MAX = 100  # measured, on two busy cores: 0.5 s, in which dispatchers pass over what is locked
+MAX_BATCH_ENTRIES = 100  # measured, on two busy cores: 0.5 s, in which dispatchers pass over what is locked
 PAUSE_RATIO = 0.5  # after each batch, for those who send, in multiples of what the batch took
-ROWS_READ_MAX = 1000  # at a time, by a preview
-LOCK_MS_MAX = 500  # that a batch, or one entry alone, waits for another transaction
+MAX_ROWS_READ = 1000  # at a time, by a preview
+MAX_LOCK_MS = 500  # that a batch, or one entry alone, waits for another transaction
 
 STATES: Mapping[Action, tuple[str, ...]] = {
     "retry": ("pending", "retry"),
@@ -144,7 +144,7 @@ def preview(
         raise InvalidValue("states", list(wanted.states), others)
     now = database_now(connection)
     wanted, rule = wanted.with_instants(now), _rule(connection, tables, decision, now, seen_at)
-    matching = _matching(tables, wanted, now).execution_options(yield_per=ROWS_READ_MAX)
+    matching = _matching(tables, wanted, now).execution_options(yield_per=MAX_ROWS_READ)
     if among is not None:
         matching = matching.where(wanted.rows(tables).c.id.in_(among))
     ids: list[UUID] = []
@@ -175,7 +175,7 @@ def decide(
     """
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
-    size = BATCH_ENTRIES_MAX if rate is None else max(1, min(BATCH_ENTRIES_MAX, round(rate)))
+    size = MAX_BATCH_ENTRIES if rate is None else max(1, min(MAX_BATCH_ENTRIES, round(rate)))
     batches = _Batches(engine, tables, decision, previewed)
     reached = NOTHING_DONE
     for first in range(0, len(previewed.ids), size):
@@ -214,7 +214,7 @@ class _Batches:
     def _commit(self, ids: Sequence[UUID]) -> Progress:
         with self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":
-                connection.execute(select(func.set_config("lock_timeout", str(LOCK_MS_MAX), True)))
+                connection.execute(select(func.set_config("lock_timeout", str(MAX_LOCK_MS), True)))
             batch = decide_batch(connection, self._tables, self._decision, self._previewed, ids)
             audit_id = self._audited(connection, batch.done)
         self._audit_id = audit_id

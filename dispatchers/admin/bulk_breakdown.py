@@ -12,9 +12,9 @@ from sqlalchemy import Connection, select
 from dispatchers.admin.entry_filter import Filter
 from outbox.sql.schema import Tables
 
-IDS_MAX = 1000  # in one statement
-SAMPLES_MAX = 5
-VALUES_MAX = 5
+MAX_IDS = 1000  # in one statement
+MAX_SAMPLES = 5
+MAX_VALUES = 5
 """So many values of each kind are listed; the others are counted together."""
 OTHERS = "others"
 
@@ -46,7 +46,7 @@ def break_down(connection: Connection, tables: Tables, wanted: Filter, ids: Sequ
     entry, rows = tables.entry, wanted.rows(tables)
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("operation", "source", "parent", "state")}
     rest = iter(ids)
-    while some := list(islice(rest, IDS_MAX)):
+    while some := list(islice(rest, MAX_IDS)):
         columns = select(entry.c.operation, entry.c.source, entry.c.parent, rows.c.state)
         for row in connection.execute(columns.join(rows, rows.c.id == entry.c.id).where(entry.c.id.in_(some))):
             values = {**row._mapping, "parent": beginning_of(row.parent)}
@@ -64,13 +64,13 @@ def beginning_of(parent: str) -> str:
 
 
 def _most_frequent(count: Counter[str]) -> dict[str, int]:
-    listed = dict(count.most_common(VALUES_MAX))
+    listed = dict(count.most_common(MAX_VALUES))
     others = count.total() - sum(listed.values())
     return listed | {OTHERS: others} if others else listed
 
 
 def _samples(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> list[Sample]:
-    entry, chosen = tables.entry, ids[:: max(len(ids) // SAMPLES_MAX, 1)][:SAMPLES_MAX]
+    entry, chosen = tables.entry, ids[:: max(len(ids) // MAX_SAMPLES, 1)][:MAX_SAMPLES]
     columns = select(entry.c.id, entry.c.operation, entry.c.source, entry.c.parent, entry.c.created_at)
     found = {row.id: Sample(**row._mapping) for row in connection.execute(columns.where(entry.c.id.in_(chosen)))}
     return [found[id] for id in chosen if id in found]

@@ -22,7 +22,7 @@ from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import MalformedOutcome
 from outbox.sql.schema import Tables
 
-EVENTS_MAX = 200
+MAX_EVENTS = 200
 """Of one entry, the latest: an entry that is looked up every hour for a month has more."""
 
 
@@ -109,12 +109,12 @@ def _case(
 
 
 def read_events(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, list[EntryEvent]]:
-    """The history of each entry, oldest first: the latest `EVENTS_MAX` events."""
+    """The history of each entry, oldest first: the latest `MAX_EVENTS` events."""
     event = tables.event
     number = func.row_number().over(partition_by=event.c.entry_id, order_by=event.c.id.desc()).label("number")
     columns = (event.c.entry_id, event.c.id, event.c.at, event.c.kind, event.c.delivery, event.c.actor, event.c.reason)
     latest = select(*columns, number).where(event.c.entry_id.in_(list(ids))).subquery()
-    rows = connection.execute(select(latest).where(latest.c.number <= EVENTS_MAX).order_by(latest.c.id))
+    rows = connection.execute(select(latest).where(latest.c.number <= MAX_EVENTS).order_by(latest.c.id))
     found: dict[UUID, list[EntryEvent]] = defaultdict(list)
     for row in rows:
         found[row.entry_id].append(

@@ -8,7 +8,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-COUNTED_MAX = 10_000
+MAX_COUNTED = 10_000
 """Up to this number rows are counted: some 10 ms."""
 
 
@@ -23,13 +23,13 @@ class Count:
 EXACT_ZERO = Count(value=0, is_exact=True)
 
 
-def count_rows(connection: Connection, rows: Select[Any], *, counted_max: int = COUNTED_MAX) -> Count:
+def count_rows(connection: Connection, rows: Select[Any], *, max_counted: int = MAX_COUNTED) -> Count:
     """How many rows `rows` has. It must find each by an index: else the counting reads until it has enough of them."""
-    some = rows.order_by(None).limit(counted_max + 1).subquery()
+    some = rows.order_by(None).limit(max_counted + 1).subquery()
     counted = connection.execute(select(func.count()).select_from(some)).scalar_one()
-    if counted <= counted_max:
+    if counted <= max_counted:
         return Count(value=counted, is_exact=True)
-    return Count(value=max(counted_max, planned_rows(connection, rows)), is_exact=False)
+    return Count(value=max(max_counted, planned_rows(connection, rows)), is_exact=False)
 
 
 def planned_rows(connection: Connection, rows: Select[Any]) -> int:

@@ -24,7 +24,7 @@ from dispatchers.admin.decision_effects import (
 )
 from dispatchers.admin.decision_rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
 from dispatchers.admin.dispatchers import served_destinations
-from dispatchers.delivery import RESULT_BYTES_MAX
+from dispatchers.delivery import MAX_RESULT_BYTES
 from dispatchers.flow_control.state import service_of
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
@@ -38,8 +38,8 @@ from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 
-REASON_CHARS_MAX = 1000
-ACTOR_CHARS_MAX = 255
+MAX_REASON_CHARS = 1000
+MAX_ACTOR_CHARS = 255
 
 
 def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> bool:
@@ -208,19 +208,19 @@ def check_resolution(verdict: Verdict, actor: str, reason: str, result: Any) -> 
         raise InvalidValue("verdict", verdict, f"must be one of {sorted(RESOLVED_STATES)}")
     check_decision(actor, reason)
     if result is not None:
-        encode_json("result", result, RESULT_BYTES_MAX)
+        encode_json("result", result, MAX_RESULT_BYTES)
 
 
 def check_decision(actor: str, reason: str | None) -> None:
     """Raise `InvalidValue` for an actor or a reason that cannot be recorded. reason: None if it is not about a decision."""
     if _is_blank(actor):
         raise InvalidValue("actor", actor, "must name the operator; it is recorded")
-    _check_text("actor", actor, ACTOR_CHARS_MAX)
+    _check_text("actor", actor, MAX_ACTOR_CHARS)
     if reason is None:
         return
     if _is_blank(reason):
         raise InvalidValue("reason", reason, "must say why, and how you know; it is recorded")
-    _check_text("reason", reason, REASON_CHARS_MAX)
+    _check_text("reason", reason, MAX_REASON_CHARS)
 
 
 def _is_blank(text: str) -> bool:
@@ -228,9 +228,9 @@ def _is_blank(text: str) -> bool:
     return not any(char.isprintable() and not char.isspace() for char in text)
 
 
-def _check_text(name: str, text: str, chars_max: int) -> None:
-    if len(text) > chars_max:
-        raise InvalidValue(name, text, f"has {len(text)} characters; the maximum is {chars_max}")
+def _check_text(name: str, text: str, max_chars: int) -> None:
+    if len(text) > max_chars:
+        raise InvalidValue(name, text, f"has {len(text)} characters; the maximum is {max_chars}")
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         raise InvalidValue(name, text, "contains a NUL character or a lone surrogate, which databases cannot store")
 

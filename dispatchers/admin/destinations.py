@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import CTE, Connection, Row, ScalarSelect, Select, func, select
 
-from dispatchers.admin.counts import COUNTED_MAX, EXACT_ZERO, Count, planned_rows
+from dispatchers.admin.counts import EXACT_ZERO, MAX_COUNTED, Count, planned_rows
 from dispatchers.admin.dispatchers import served_destinations
 from dispatchers.admin.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
@@ -31,7 +31,7 @@ class DestinationState:
     breaker: `open` lets no entry through until `breaker_until`. Then `half_open` lets one entry through, as a probe.
     breaker_failures: the number of failures in a row.
     rate_per_second: the rate of all dispatchers together.
-    permits_max: the limit of concurrent sends of all dispatchers together.
+    max_permits: the limit of concurrent sends of all dispatchers together.
     permits_taken: how many of these permits are in use.
     decided_by, decided_at: who paused or resumed it last, and when.
     waits_because: why the due entries are not claimed, if that is known, and if it is not paused or throttled.
@@ -49,7 +49,7 @@ class DestinationState:
     breaker_until: datetime | None
     breaker_failures: int
     rate_per_second: float | None
-    permits_max: int | None
+    max_permits: int | None
     permits_taken: int
     decided_by: str | None
     decided_at: datetime | None
@@ -57,16 +57,16 @@ class DestinationState:
 
 
 NOT_SENT_SHOWN = 5
-SHOWN_MAX = 200
+MAX_SHOWN = 200
 """So many destinations are on one page: with 100,000 it had 100 MB."""
 COUNTED_IN_ALL = 20_000  # an open page asks again every five seconds
 COUNTED_OF_ONE_MIN = 10
-ESTIMATED_MAX = 20
+MAX_ESTIMATED = 20
 """Of so many destinations with more due entries than are counted, their number is estimated: one statement each."""
 
 SHARED = (
     *("paused_reason", "cooldown_until", "breaker", "breaker_until", "breaker_failures", "rate_per_second"),
-    *("permits_max", "decided_by", "decided_at"),
+    *("max_permits", "decided_by", "decided_at"),
 )
 """What a state has of the destination's row, as it is."""
 
@@ -141,12 +141,12 @@ def read_not_sent(connection: Connection, tables: Tables) -> NotSent:
     )
 
 
-def most_urgent(destinations: Sequence[DestinationState], shown_max: int = SHOWN_MAX) -> list[DestinationState]:
-    """The destinations by name; if there are more than `shown_max`, those that are throttled, and then those with most due."""
-    if len(destinations) <= shown_max:
+def most_urgent(destinations: Sequence[DestinationState], max_shown: int = MAX_SHOWN) -> list[DestinationState]:
+    """The destinations by name; if there are more than `max_shown`, those that are throttled, and then those with most due."""
+    if len(destinations) <= max_shown:
         return list(destinations)
     by_need = sorted(destinations, key=lambda each: (not _is_throttled(each), -each.due, each.name))
-    return sorted(by_need[:shown_max], key=lambda each: each.name)
+    return sorted(by_need[:max_shown], key=lambda each: each.name)
 
 
 def _is_throttled(state: DestinationState) -> bool:
@@ -154,11 +154,11 @@ def _is_throttled(state: DestinationState) -> bool:
 
 
 def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[str, Count]:
-    """Of each destination with unsettled entries; `COUNTED_MAX` of each at most, and fewer where there are many destinations."""
+    """Of each destination with unsettled entries; `MAX_COUNTED` of each at most, and fewer where there are many destinations."""
     read_by_index(connection)
     names = destination_names(tables)
     found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
-    most = max(min(COUNTED_IN_ALL // max(len(found), 1), COUNTED_MAX), COUNTED_OF_ONE_MIN)
+    most = max(min(COUNTED_IN_ALL // max(len(found), 1), MAX_COUNTED), COUNTED_OF_ONE_MIN)
 
     def counting(name: Any, names: CTE) -> ScalarSelect[int]:
         some = _due(tables, name, now).limit(most + 1).correlate(names).subquery()
@@ -167,7 +167,7 @@ def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[st
     counted = of_each_destination(connection, tables, counting)
     counts = {name: Count(value=due, is_exact=due <= most) for name, due in counted}
     many = [name for name, count in counts.items() if not count.is_exact]
-    for name in many[:ESTIMATED_MAX]:
+    for name in many[:MAX_ESTIMATED]:
         estimate = planned_rows(connection, _due(tables, name, now))
         counts[name] = Count(value=max(most, estimate), is_exact=False)
     return counts

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from dispatchers.admin.doctor_rules import Finding
 
 GALERA_NODES_MIN = 3
-HISTORY_MAX = 100_000
+MAX_HISTORY = 100_000
 
 
 def server(settings: Mapping[str, int]) -> Iterator[Finding]:
@@ -22,7 +22,7 @@ def server(settings: Mapping[str, int]) -> Iterator[Finding]:
 
 def purge(history: int) -> Iterator[Finding]:
     """history: how many transactions are not purged yet."""
-    if history > HISTORY_MAX:
+    if history > MAX_HISTORY:
         yield Finding(
             check="vacuum",
             severity="warning",

@@ -17,10 +17,10 @@ from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.body_partitions import Layout
 
 UNCLAIMED = timedelta(minutes=1)
-NAMED_MAX = 5  # names in one finding
+MAX_NAMED = 5  # names in one finding
 HORIZON_HELD = timedelta(minutes=5)
 CLOCKS_APART = timedelta(seconds=5)  # the default margin
-DEAD_ROWS_MAX = 100_000
+MAX_DEAD_ROWS = 100_000
 ATTEMPTS_SUMMED = 10_000  # beyond it the wait is the longest one each time, and far beyond any window
 OWN_CONNECTIONS = 3  # of a dispatcher: two that claim and settle, one for maintenance
 
@@ -56,8 +56,8 @@ def running(dispatchers: Sequence[DispatcherSeen], waited: timedelta) -> Iterato
         )
     dead = sorted((each for each in dispatchers if not each.is_live), key=lambda each: each.seen_at, reverse=True)
     if dead:
-        named = [f"{each.name} since {each.seen_at:%Y-%m-%d %H:%M:%SZ}" for each in dead[:NAMED_MAX]]
-        more = f" and {len(dead) - NAMED_MAX} more" if len(dead) > NAMED_MAX else ""
+        named = [f"{each.name} since {each.seen_at:%Y-%m-%d %H:%M:%SZ}" for each in dead[:MAX_NAMED]]
+        more = f" and {len(dead) - MAX_NAMED} more" if len(dead) > MAX_NAMED else ""
         yield Finding(
             check="running",
             severity="warning",
@@ -78,8 +78,8 @@ def waiting(destinations: Sequence[DestinationState]) -> Iterator[Finding]:
             late.setdefault(why, []).append(each)
     for why, states in late.items():
         longest = _seconds(max(each.oldest_due_seconds or 0 for each in states))
-        names = ", ".join(each.name for each in states[:NAMED_MAX])
-        more = f" and {len(states) - NAMED_MAX} more" if len(states) > NAMED_MAX else ""
+        names = ", ".join(each.name for each in states[:MAX_NAMED])
+        more = f" and {len(states) - MAX_NAMED} more" if len(states) > MAX_NAMED else ""
         yield Finding(
             check="waiting",
             severity="warning",
@@ -196,29 +196,29 @@ def _retries(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, 
     if not isinstance(window, int | float):
         return
     usable = window - declared["timeout"] - dispatcher.settings["margin"]
-    needed = min(declared["age_max"], _retrying_seconds(declared["attempts_max"], declared["timeout"]))
+    needed = min(declared["max_age"], _retrying_seconds(declared["max_attempts"], declared["timeout"]))
     if needed > usable:
         yield Finding(
             check="retries",
             severity="warning",
-            text=f"{operation} in {dispatcher.name}: its {declared['attempts_max']} attempts can take"
+            text=f"{operation} in {dispatcher.name}: its {declared['max_attempts']} attempts can take"
             f" {_seconds(needed)}, and the service remembers a key for {_seconds(window)}",
             meaning="an entry in doubt becomes uncertain when the window closes, before its attempts are used",
-            remedy="lower attempts_max or age_max; if the service remembers longer, declare a longer window",
+            remedy="lower max_attempts or max_age; if the service remembers longer, declare a longer window",
         )
 
 
-def _retrying_seconds(attempts_max: int, timeout: float) -> float:
+def _retrying_seconds(max_attempts: int, timeout: float) -> float:
     """How long the attempts take at most, with the dispatcher's own waits between them.
 
     A service's Retry-After can make a wait longer, but not beyond the window: the last attempt is then made before it closes.
     """
-    waits = (backoff(tries, 1.0).total_seconds() for tries in range(1, min(attempts_max, ATTEMPTS_SUMMED)))
-    return sum(waits) + attempts_max * timeout
+    waits = (backoff(tries, 1.0).total_seconds() for tries in range(1, min(max_attempts, ATTEMPTS_SUMMED)))
+    return sum(waits) + max_attempts * timeout
 
 
 def _pool(dispatcher: DispatcherSeen) -> Iterator[Finding]:
-    most = dispatcher.settings["connections_max"]
+    most = dispatcher.settings["max_connections"]
     calls = dispatcher.settings["callbacks_at_once"] if dispatcher.settings["callbacks"] else 0
     if most is not None and most < OWN_CONNECTIONS + calls:
         yield Finding(
@@ -315,7 +315,7 @@ def vacuum(tables: Sequence[TableHealth]) -> Iterator[Finding]:
             remedy="turn on `autovacuum`, and RESET (autovacuum_enabled) of each table that has it",
         )
     for table in tables:
-        if table.vacuums and table.dead > max(DEAD_ROWS_MAX, table.alive / 2):
+        if table.vacuums and table.dead > max(MAX_DEAD_ROWS, table.alive / 2):
             yield Finding(
                 check="vacuum",
                 severity="warning",

@@ -26,7 +26,7 @@ from outbox.sql.schema import Tables
 from outbox.status import waiting_reason
 from outbox.times import NEVER
 
-CANDIDATES_MAX = 10
+MAX_CANDIDATES = 10
 UNREADABLE = "this release cannot read why: see `outbox verify`"
 
 
@@ -82,22 +82,22 @@ def list_entries(
     tables: Tables,
     wanted: Filter,
     *,
-    entries_max: int,
+    max_entries: int,
     after: Place | None = None,
-    rows_max: int | None = None,
+    max_rows: int | None = None,
 ) -> Page:
     """A page of entries: waiting ones the longest due first, only uncertain ones the oldest doubt first, ended ones the newest
     first.
 
     On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is; those without a
     due time it reads all, where it comes to them. A filter reads on until the page is full, in the worst case the whole queue.
-    rows_max: so many rows are compared with it at most: the page may then be short, or empty, and not the last.
+    max_rows: so many rows are compared with it at most: the page may then be short, or empty, and not the last.
     Raises `InvalidValue` for a filter that is not possible here.
     """
     check_filter(connection, tables, wanted)
     now = database_now(connection)
     places, following = read_places(
-        connection, tables, wanted, now, entries_max=entries_max, after=after, rows_max=rows_max
+        connection, tables, wanted, now, max_entries=max_entries, after=after, max_rows=max_rows
     )
     listed = [id for _, id in places]
     entries = {entry.id: entry for entry in read_entries_where(connection, tables, tables.entry.c.id.in_(listed))}
@@ -240,14 +240,14 @@ class EntryDetails(EntryFacts, EntrySummary):
 
 
 def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUID]:
-    """The first ids that begin with these hexadecimal digits, CANDIDATES_MAX and one at most."""
+    """The first ids that begin with these hexadecimal digits, MAX_CANDIDATES and one at most."""
     return ids_beginning_with(connection, tables.entry.c.id, beginning)
 
 
 def ids_beginning_with(connection: Connection, id: Any, beginning: str) -> list[UUID]:
     """As `find_ids`, of any column."""
     lowest, highest = UUID(beginning.ljust(32, "0")), UUID(beginning.ljust(32, "f"))
-    found = select(id).where(id.between(lowest, highest)).order_by(id).limit(CANDIDATES_MAX + 1)
+    found = select(id).where(id.between(lowest, highest)).order_by(id).limit(MAX_CANDIDATES + 1)
     return list(connection.execute(found).scalars())
 
 

@@ -21,7 +21,7 @@ from outbox.times import NEVER
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
 ENDED_STATES = ("delivered", "failed", "cancelled")
 Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
-PART_CHARS_MAX = 1000  # of a reason; SQLite and PostgreSQL refuse patterns that are much longer
+MAX_PART_CHARS = 1000  # of a reason; SQLite and PostgreSQL refuse patterns that are much longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None
 
 
 def _check_part(reason: str) -> None:
-    if not 1 <= len(reason) <= PART_CHARS_MAX:
-        raise InvalidValue("reason", reason, f"has {len(reason)} characters; 1 to {PART_CHARS_MAX} are allowed")
+    if not 1 <= len(reason) <= MAX_PART_CHARS:
+        raise InvalidValue("reason", reason, f"has {len(reason)} characters; 1 to {MAX_PART_CHARS} are allowed")
     if "\0" in reason or any("\ud800" <= char <= "\udfff" for char in reason):
         raise InvalidValue("reason", reason, "contains a NUL character or a lone surrogate, which no reason has")
 

@@ -37,25 +37,25 @@ def read_places(
     wanted: Filter,
     now: datetime,
     *,
-    entries_max: int,
+    max_entries: int,
     after: Place | None = None,
-    rows_max: int | None = None,
+    max_rows: int | None = None,
 ) -> Places:
-    """A page of what `wanted` selects. rows_max: so many entries are compared with the filter; None for no bound."""
+    """A page of what `wanted` selects. max_rows: so many entries are compared with the filter; None for no bound."""
     narrow = partial(narrowed, tables, wanted, now)
-    if rows_max is not None or _are_uncertain(wanted):
+    if max_rows is not None or _are_uncertain(wanted):
         read_by_index(connection)
-    if rows_max is None or _has_index(wanted):
-        found = ordered(connection, tables, wanted, now, narrow, after=after, limit=entries_max + 1)
+    if max_rows is None or _has_index(wanted):
+        found = ordered(connection, tables, wanted, now, narrow, after=after, limit=max_entries + 1)
         places = _fetched(connection, found)
-        return Places(places[:entries_max], places[entries_max - 1] if len(places) > entries_max else None)
+        return Places(places[:max_entries], places[max_entries - 1] if len(places) > max_entries else None)
     if not (wanted.is_ended or _are_uncertain(wanted)):
-        return _read_waiting(connection, tables, wanted, now, entries_max, after, rows_max)
+        return _read_waiting(connection, tables, wanted, now, max_entries, after, max_rows)
 
     def scan(after: Place | None, limit: int) -> Rows:
         return ordered(connection, tables, wanted, now, everything, after=after, limit=limit)
 
-    return _compare(connection, tables, wanted, narrow, scan, entries_max, after, rows_max)
+    return _compare(connection, tables, wanted, narrow, scan, max_entries, after, max_rows)
 
 
 def _compare(
@@ -64,29 +64,29 @@ def _compare(
     wanted: Filter,
     narrow: Narrow,
     scan: Scan,
-    entries_max: int,
+    max_entries: int,
     after: Place | None,
-    rows_max: int,
+    max_rows: int,
 ) -> Places:
     """Compare the rows of a list with the filter, a part of the list after another, until the page is full.
 
     The parts grow: a filter that selects much costs little, and one that selects little takes few statements.
     """
     places: list[Place] = []
-    limit = entries_max + 1
+    limit = max_entries + 1
     while True:
-        limit = min(limit, rows_max)
+        limit = min(limit, max_rows)
         part = scan(after, limit)
         rows = part.subquery("scanned")
         row = wanted.rows(tables)
         found = narrow(select(rows.c.at, rows.c.id).join(row, row.c.id == rows.c.id))
         at = rows.c.at.desc() if wanted.is_ended else rows.c.at
-        places += _fetched(connection, found.order_by(at, rows.c.id).limit(entries_max + 1 - len(places)))
-        if len(places) > entries_max:
-            return Places(places[:entries_max], places[entries_max - 1])
+        places += _fetched(connection, found.order_by(at, rows.c.id).limit(max_entries + 1 - len(places)))
+        if len(places) > max_entries:
+            return Places(places[:max_entries], places[max_entries - 1])
         last = _fetched(connection, part.offset(limit - 1).limit(1))
-        rows_max -= limit
-        if not last or rows_max <= 0:
+        max_rows -= limit
+        if not last or max_rows <= 0:
             return Places(places, last[0] if last else None)
         after, limit = last[0], limit * 4
 
@@ -99,9 +99,9 @@ def _read_waiting(
     tables: Tables,
     wanted: Filter,
     now: datetime,
-    entries_max: int,
+    max_entries: int,
     after: Place | None,
-    rows_max: int,
+    max_rows: int,
 ) -> Places:
     """Thousands may have no due time: uncertain, suspended and blocked ones. Their index has them in no order."""
     narrow, compare = partial(narrowed, tables, wanted, now), partial(_compare, connection, tables, wanted)
@@ -113,13 +113,13 @@ def _read_waiting(
         def due(after: Place | None, limit: int) -> Rows:
             return ordered(connection, tables, any_parent, now, _dated(tables), after=after, limit=limit)
 
-        of_each = max(rows_max // parts_of(connection, tables, wanted), entries_max + 1)
-        dated = compare(narrow, due, entries_max, after, of_each)
+        of_each = max(max_rows // parts_of(connection, tables, wanted), max_entries + 1)
+        dated = compare(narrow, due, max_entries, after, of_each)
         if dated.next is not None:
             return dated
-    left = entries_max - len(dated.places)
-    undated, scan = _undated_scan(connection, tables, wanted, rows_max)
-    found = compare(lambda rows: undated(narrow(rows)), scan, max(left, 1), None if is_dated else after, rows_max)
+    left = max_entries - len(dated.places)
+    undated, scan = _undated_scan(connection, tables, wanted, max_rows)
+    found = compare(lambda rows: undated(narrow(rows)), scan, max(left, 1), None if is_dated else after, max_rows)
     if left == 0:
         return Places(dated.places, dated.places[-1] if found.places or found.next else None)
     return Places([*dated.places, *found.places], found.next)
@@ -138,7 +138,7 @@ def _dated(tables: Tables) -> Narrow:
     return lambda rows: rows.where(tables.queue.c.due_at < NEVER)
 
 
-def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, rows_max: int) -> tuple[Narrow, Scan]:
+def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_rows: int) -> tuple[Narrow, Scan]:
     """How those without a due time are read, by their ids. Few of them: all, by the queue's index. Many: the whole queue by its
     primary key, in which they are then not far apart.
     """
@@ -163,11 +163,11 @@ def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, rows_m
         some = some.where(queue.c.destination == wanted.destination)
     elif connection.dialect.name == "postgresql":
         names = destination_names(tables)
-        some = some.where(queue.c.destination == names.c.name).correlate(names).limit(rows_max)
+        some = some.where(queue.c.destination == names.c.name).correlate(names).limit(max_rows)
         each = some.lateral("each")
         some = select(each.c.id).select_from(names.join(each, true()))
-    counted = select(func.count()).select_from(some.limit(rows_max).subquery())
-    are_few = connection.execute(counted).scalar_one() < rows_max
+    counted = select(func.count()).select_from(some.limit(max_rows).subquery())
+    are_few = connection.execute(counted).scalar_one() < max_rows
     return undated, all_at_once if are_few else one_by_one
 
 

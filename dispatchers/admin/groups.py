@@ -14,9 +14,9 @@ from dispatchers.store.queries import of_each, ordering_keys
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
 
-WAITING_MAX = 1000
+MAX_WAITING = 1000
 """Up to this number the entries of one group are counted in a list of groups."""
-SHOWN_MAX = 50
+MAX_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class GroupSummary:
 
     blocked_by, reason, since: the entry that blocks it until an operator releases it, why, and since when; None if it is not
     blocked. head: the first entry that waits; the others wait for it. head_state: its state.
-    waiting: how many wait; above `WAITING_MAX` an estimate.
+    waiting: how many wait; above `MAX_WAITING` an estimate.
     """
 
     ordering_key: str
@@ -52,7 +52,7 @@ class GroupPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDetails(GroupSummary):
-    """One group. blocking: the entry that blocks it. first: the first `SHOWN_MAX` entries that wait, in the group's order."""
+    """One group. blocking: the entry that blocks it. first: the first `MAX_SHOWN` entries that wait, in the group's order."""
 
     at: datetime
     blocking: EntrySummary | None
@@ -60,16 +60,16 @@ class GroupDetails(GroupSummary):
 
 
 def list_groups(
-    connection: Connection, tables: Tables, *, groups_max: int, after: str | None = None, only_blocked: bool = True
+    connection: Connection, tables: Tables, *, max_groups: int, after: str | None = None, only_blocked: bool = True
 ) -> GroupPage:
     """A page of the blocked groups, or of all with entries that wait. On PostgreSQL each group costs a few probes of an index."""
     read_by_index(connection)
-    keys = (_blocked_keys if only_blocked else _waiting_keys)(connection, tables, after, groups_max + 1)
-    listed = keys[:groups_max]
+    keys = (_blocked_keys if only_blocked else _waiting_keys)(connection, tables, after, max_groups + 1)
+    listed = keys[:max_groups]
     return GroupPage(
         at=database_now(connection),
         groups=_read(connection, tables, listed),
-        next=listed[-1] if len(keys) > groups_max else None,
+        next=listed[-1] if len(keys) > max_groups else None,
         blocked=count_rows(connection, select(tables.blocked_group.c.ordering_key)),
     )
 
@@ -78,7 +78,7 @@ def read_group(connection: Connection, tables: Tables, ordering_key: str) -> Gro
     """One group; an empty one if nothing of it waits, and it is not blocked."""
     read_by_index(connection)
     (group,) = _read(connection, tables, [ordering_key])
-    ids = list(connection.execute(_of_group(tables, ordering_key, tables.queue.c.id).limit(SHOWN_MAX)).scalars())
+    ids = list(connection.execute(_of_group(tables, ordering_key, tables.queue.c.id).limit(MAX_SHOWN)).scalars())
     wanted = [*ids, *([] if group.blocked_by is None else [group.blocked_by])]
     entries = {each.id: each for each in read_entries_where(connection, tables, tables.entry.c.id.in_(wanted))}
     return GroupDetails(
@@ -114,7 +114,7 @@ def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list
         return found.limit(1).correlate(keys).scalar_subquery()
 
     def waiting(key: Any, keys: CTE) -> ScalarSelect[int]:
-        some = _waits(tables, key, queue.c.id).limit(WAITING_MAX + 1).correlate(keys).subquery()
+        some = _waits(tables, key, queue.c.id).limit(MAX_WAITING + 1).correlate(keys).subquery()
         return select(func.count()).select_from(some).scalar_subquery()
 
     rows = {row[0]: _Row._make(row) for row in of_each(connection, keys.c.key, keys, head, waiting)}
@@ -141,10 +141,10 @@ class _Row(NamedTuple):
 
 
 def _count(connection: Connection, tables: Tables, key: str, counted: int) -> Count:
-    if counted <= WAITING_MAX:
+    if counted <= MAX_WAITING:
         return Count(value=counted, is_exact=True)
     planned = planned_rows(connection, _waits(tables, key, tables.queue.c.id))
-    return Count(value=max(WAITING_MAX, planned), is_exact=False)
+    return Count(value=max(MAX_WAITING, planned), is_exact=False)
 
 
 def _of_group(tables: Tables, key: Any, *columns: Any) -> Any:

@@ -21,14 +21,14 @@ from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
-BLOCKED_GROUPS_MAX = 100
-OVERDUE_LEASES_MAX = 100
-UNSERVED_MAX = 1000
+MAX_BLOCKED_GROUPS = 100
+MAX_OVERDUE_LEASES = 100
+MAX_UNSERVED = 1000
 """How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
-MARKED_READ_MAX = 1000
+MAX_MARKED_READ = 1000
 """How many due entries at each end of a destination's queue are searched for those."""
-UNSERVED_OPERATIONS_MAX = 10
-UNREGISTERED_DESTINATIONS_MAX = 20
+MAX_UNSERVED_OPERATIONS = 10
+MAX_UNREGISTERED_DESTINATIONS = 20
 """Of how many destinations, those that have waited longest, the operations are compared with what the dispatchers serve."""
 
 LONG_OVER = timedelta(minutes=1)
@@ -84,7 +84,7 @@ class OverdueLease:
 class Unserved:
     """An operation whose entries wait because no dispatcher that claimed them serves it.
 
-    entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `UNSERVED_MAX` due
+    entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `MAX_UNSERVED` due
     entries of a destination are counted. reason: why a dispatcher has released one of them.
     """
 
@@ -145,7 +145,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
     now = database_now(connection)
     destinations = _destinations(connection, tables, now)
     dispatchers = read_dispatchers(connection, tables, now)
-    blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(BLOCKED_GROUPS_MAX)
+    blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(MAX_BLOCKED_GROUPS)
     meta = connection.execute(select(tables.meta)).one_or_none()
     return Overview(
         at=now,
@@ -170,7 +170,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
 def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[OverdueLease]:
     queue = tables.queue
     over = select(queue.c.id, queue.c.destination, queue.c.lease_until).where(queue.c.lease_until < now - LONG_OVER)
-    oldest = over.order_by(queue.c.lease_until).limit(OVERDUE_LEASES_MAX)
+    oldest = over.order_by(queue.c.lease_until).limit(MAX_OVERDUE_LEASES)
     return [
         OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
         for row in connection.execute(oldest)
@@ -189,13 +189,13 @@ def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list
     for destination in {destination for destination, *_ in reasons}:
         first = _first_due(connection, tables, destination, now)
         waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
-        full |= {destination} if len(first) == UNSERVED_MAX else set()
+        full |= {destination} if len(first) == MAX_UNSERVED else set()
     waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
     operations = [
         Unserved(destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] in full, reason=reason)
         for kind, reason in reasons.items()
     ]
-    return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+    return sorted(operations, key=lambda one: (-one.entries, one.operation))[:MAX_UNSERVED_OPERATIONS]
 
 
 def _reason(outcome: str) -> str:
@@ -220,17 +220,17 @@ def read_unregistered(
         return []
     waiting = sorted((name for name, lag in lags.items() if lag > LONG_OVER), key=lambda name: -lags[name])
     found = []
-    for destination in waiting[:UNREGISTERED_DESTINATIONS_MAX]:
+    for destination in waiting[:MAX_UNREGISTERED_DESTINATIONS]:
         first = _first_waiting(connection, tables, destination, now)
         counts = Counter(operation for operation, *_ in _kinds(connection, tables, first).values())
         found += [
             Unregistered(
-                operation=operation, destination=destination, entries=count, has_more=len(first) == UNSERVED_MAX
+                operation=operation, destination=destination, entries=count, has_more=len(first) == MAX_UNSERVED
             )
             for operation, count in counts.items()
             if not is_served(operation, dispatchers)
         ]
-    return sorted(found, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+    return sorted(found, key=lambda one: (-one.entries, one.operation))[:MAX_UNSERVED_OPERATIONS]
 
 
 def _lags(destinations: Sequence[DestinationOverview]) -> dict[str, timedelta]:
@@ -247,7 +247,7 @@ def _first_waiting(connection: Connection, tables: Tables, destination: str, now
     since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
     due = queue.c.due_at <= now + RELEASED_WITHIN, since < now - LONG_OVER
     waiting = select(queue.c.id).where(queue.c.destination == destination, *due, _is_free(queue))
-    return connection.execute(waiting.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
+    return connection.execute(waiting.order_by(queue.c.due_at).limit(MAX_UNSERVED)).scalars().all()
 
 
 def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
@@ -260,7 +260,7 @@ def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID,
     names = connection.execute(select(destination_names(tables).c.name)).scalars()
     found: dict[UUID, Any] = {}
     for name in names:
-        if name is not None and len(found) < UNSERVED_MAX:
+        if name is not None and len(found) < MAX_UNSERVED:
             for row in connection.execute(_marked_of(tables.queue, name, now)):
                 found[row.id] = row
     return found
@@ -270,7 +270,7 @@ def _marked_of(queue: Table, destination: str, now: datetime) -> Select[Any]:
     names = ("id", "destination", "outcome", "waiting_since", "due_at", "lease_token", "suspended_reason")
     columns = [queue.c[name] for name in names]
     due = select(*columns).where(queue.c.destination == destination, queue.c.due_at <= now + RELEASED_WITHIN)
-    ends = [due.order_by(order).limit(MARKED_READ_MAX).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
+    ends = [due.order_by(order).limit(MAX_MARKED_READ).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
     either = union(*map(select, ends)).subquery()
     since = func.coalesce(either.c.waiting_since, either.c.due_at)
     marked = either.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
@@ -280,7 +280,7 @@ def _marked_of(queue: Table, destination: str, now: datetime) -> Select[Any]:
 def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
     queue = tables.queue
     due = select(queue.c.id).where(queue.c.destination == destination, queue.c.due_at <= now, _is_free(queue))
-    return connection.execute(due.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
+    return connection.execute(due.order_by(queue.c.due_at).limit(MAX_UNSERVED)).scalars().all()
 
 
 def _is_free(queue: FromClause) -> ColumnElement[bool]:

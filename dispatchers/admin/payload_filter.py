@@ -9,7 +9,7 @@ from outbox.errors import InvalidValue
 from outbox.sql.rendering import renders
 from outbox.sql.schema import Tables
 
-CHARS_MAX = 1000  # of a path, and of a value
+MAX_CHARS = 1000  # of a path, and of a value
 UNQUOTABLE = '"\\'
 """A path with one of these would need another quotation on each database."""
 
@@ -32,8 +32,8 @@ class Member(NamedTuple):
         path, equals, value = text.partition("=")
         if not equals or not all(path.split(".")):
             raise InvalidValue("payload", text, "must be a member and its value, as in campaign=spring")
-        if len(path) > CHARS_MAX or len(value) > CHARS_MAX:
-            raise InvalidValue("payload", text, f"has more than {CHARS_MAX} characters in its path or its value")
+        if len(path) > MAX_CHARS or len(value) > MAX_CHARS:
+            raise InvalidValue("payload", text, f"has more than {MAX_CHARS} characters in its path or its value")
         if any(char in UNQUOTABLE for char in path):
             raise InvalidValue("payload", text, "has a quote or a backslash in its path, which cannot be searched for")
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):

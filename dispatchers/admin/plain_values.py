@@ -12,9 +12,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-BIGINT_MAX = 2**63 - 1
-DEPTH_MAX = 100
-SPAN_MAX = timedelta(days=36525)  # a century: no instant that it leads to is before the first year
+MAX_BIGINT = 2**63 - 1
+MAX_DEPTH = 100
+MAX_SPAN = timedelta(days=36525)  # a century: no instant that it leads to is before the first year
 SPAN = re.compile(r"(\d{1,6})([smhdw])")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -37,13 +37,13 @@ def plain(value: Any) -> Any:
 
 
 def parsed_or_text(document: str) -> Any:
-    """The JSON document; its text if it is nested deeper than `DEPTH_MAX`, which neither `plain` nor every client can read."""
+    """The JSON document; its text if it is nested deeper than `MAX_DEPTH`, which neither `plain` nor every client can read."""
     try:
         value = json.loads(document)
     except RecursionError:
         return document
     level = [value]
-    for _ in range(DEPTH_MAX):
+    for _ in range(MAX_DEPTH):
         level = [inner for each in level for inner in _inner(each)]
         if not level:
             return value
@@ -78,7 +78,7 @@ def parse_since(text: str) -> timedelta | datetime:
     try:
         if found := SPAN.fullmatch(text):
             length = timedelta(**{UNITS[found[2]]: int(found[1])})
-            if length > SPAN_MAX:
+            if length > MAX_SPAN:
                 raise ValueError("too long")
             return length
         parsed = datetime.fromisoformat(text)
@@ -99,7 +99,7 @@ def parse_place(text: str, id_of: Callable[[str], Any] = UUID) -> tuple[datetime
     at, _, id_text = text.partition(",")
     try:
         id = id_of(id_text)
-        if isinstance(id, int) and abs(id) > BIGINT_MAX:
+        if isinstance(id, int) and abs(id) > MAX_BIGINT:
             raise ValueError("no row has this number")
         return datetime.fromisoformat(at).astimezone(UTC), id
     except (ValueError, OverflowError):

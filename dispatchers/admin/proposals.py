@@ -24,9 +24,9 @@ from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.schema import Tables
 
-ENTRIES_MAX = 1000  # they are decided in one transaction, which holds its locks for some seconds
+MAX_ENTRIES = 1000  # they are decided in one transaction, which holds its locks for some seconds
 VALID_FOR = timedelta(hours=4)
-VALID_FOR_MAX = timedelta(days=7)
+MAX_VALID_FOR = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +51,16 @@ def propose(
     """Store the decision about the entries that the filter selects now, for another operator to confirm.
 
     among, seen_at: as of `preview`. Raises `DecisionRefused` if the decision is allowed for none of them, `InvalidValue` for more
-    than `ENTRIES_MAX` entries and for a time limit above `VALID_FOR_MAX`, and what `preview` raises.
+    than `MAX_ENTRIES` entries and for a time limit above `MAX_VALID_FOR`, and what `preview` raises.
     """
-    if not timedelta(0) < valid_for <= VALID_FOR_MAX:
-        raise InvalidValue("valid_for", valid_for, f"must be positive, and at most {VALID_FOR_MAX}")
+    if not timedelta(0) < valid_for <= MAX_VALID_FOR:
+        raise InvalidValue("valid_for", valid_for, f"must be positive, and at most {MAX_VALID_FOR}")
     found = preview(connection, tables, wanted, decision, among=among, seen_at=seen_at)
     if not found.ids:
         why = "; ".join(found.left_alone) or "no entry meets the filter"
         raise DecisionRefused(f"nothing to propose: {why}", "none")
-    if len(found.ids) > ENTRIES_MAX:
-        rule = f"are more than {ENTRIES_MAX} entries, the most that one proposal may have: narrow the filter"
+    if len(found.ids) > MAX_ENTRIES:
+        rule = f"are more than {MAX_ENTRIES} entries, the most that one proposal may have: narrow the filter"
         raise InvalidValue("entries", len(found.ids), rule)
     actor, reason = decision.actor, decision.reason
     check_decision(actor, _of_both(reason, actor))

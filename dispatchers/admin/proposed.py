@@ -78,12 +78,12 @@ def ids_in(stored: str) -> list[UUID]:
 
 
 def read_proposals(
-    connection: Connection, tables: Tables, *, rows_max: int = 100, rights: Collection[Right] = tuple(Right)
+    connection: Connection, tables: Tables, *, max_rows: int = 100, rights: Collection[Right] = tuple(Right)
 ) -> list[Proposal]:
     """The newest proposals, in every state. rights: of the reader."""
     proposal, now = tables.proposal, database_now(connection)
     newest: Any = select(*_columns(connection, tables, rights)).order_by(proposal.c.at.desc(), proposal.c.id)
-    rows = connection.execute(newest.limit(rows_max)).all()
+    rows = connection.execute(newest.limit(max_rows)).all()
     return _proposals(connection, tables, rows, now, ENTRIES_LISTED)
 
 

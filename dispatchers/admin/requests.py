@@ -99,14 +99,14 @@ def list_requests(
     tables: Tables,
     wanted: RequestFilter,
     *,
-    requests_max: int,
+    max_requests: int,
     after: RequestPlace | None = None,
-    rows_max: int,
+    max_rows: int,
 ) -> RequestPage:
     """A page of open requests, the oldest first; of answered ones, those that are kept longest first; or of mismatched ones, the
     latest first.
 
-    rows_max: so many records are compared with the filter at most: the page may then be short, or empty, and not the last.
+    max_rows: so many records are compared with the filter at most: the page may then be short, or empty, and not the last.
     Raises `InvalidValue` for a state that has no list.
     """
     states = [*OPEN_STATES, MISMATCHED]
@@ -114,21 +114,21 @@ def list_requests(
         raise InvalidValue("state", wanted.state, f"must be one of {states}, or None for answered requests")
     read_by_index(connection)
     conditions = _conditions(tables, wanted)
-    limit = rows_max if conditions else requests_max + 1
+    limit = max_rows if conditions else max_requests + 1
     rows = scanned(tables, wanted.state, after=after, limit=limit)
     part = rows.subquery("scanned")
     found: Any = (
         _summaries(tables).add_columns(part.c.at).join(part, part.c.id == tables.record.c.id).where(*conditions)
     )
     order = (part.c.at, part.c.id) if wanted.state in OPEN_STATES else (part.c.at.desc(), part.c.id.desc())
-    page = connection.execute(found.order_by(*order).limit(requests_max + 1)).all()
-    if len(page) > requests_max:
-        last: Any = page[requests_max - 1]
+    page = connection.execute(found.order_by(*order).limit(max_requests + 1)).all()
+    if len(page) > max_requests:
+        last: Any = page[max_requests - 1]
     else:
-        last = connection.execute(rows.offset(rows_max - 1).limit(1)).one_or_none() if conditions else None
+        last = connection.execute(rows.offset(max_rows - 1).limit(1)).one_or_none() if conditions else None
     return RequestPage(
         at=database_now(connection),
-        requests=[summary(row) for row in page[:requests_max]],
+        requests=[summary(row) for row in page[:max_requests]],
         next=None if last is None else (last.at, last.id),
     )
 

@@ -30,7 +30,7 @@ from outbox.sql.dialect import change_in_order, clock, database_now
 from outbox.sql.schema import Tables
 from outbox.times import NEVER, Instant
 
-ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
+MAX_ROWS = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "`outbox resume --after-restore` is running: run it again if it was interrupted"
 FOREIGN = "it belongs to another env: the deployment that this database was copied from may send it too"
 NO_ID = UUID(int=0)
@@ -155,7 +155,7 @@ def _batches(transact: Transact, tables: Tables) -> Iterator[Sequence[UUID]]:
 
 def _ids(connection: Connection, tables: Tables, after: UUID) -> Sequence[UUID]:
     id = tables.queue.c.id
-    return connection.execute(select(id).where(id > after).order_by(id).limit(ROWS_MAX)).scalars().all()
+    return connection.execute(select(id).where(id > after).order_by(id).limit(MAX_ROWS)).scalars().all()
 
 
 def _doubt(

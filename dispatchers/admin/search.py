@@ -30,9 +30,9 @@ from outbox.sql.parent_index import is_under
 from outbox.sql.rights import Right, without_right
 from outbox.sql.schema import Tables
 
-ROWS_MAX = 250
+MAX_ROWS = 250
 """Of each list so many rows are read: a row that is not in memory takes up to 0.1 ms, and there are six lists."""
-FOUND_MAX = 50
+MAX_FOUND = 50
 PART_CHARS_MIN = 4
 ID_DIGITS_MIN = 8
 _NATIVE = re.compile(r"ck1_[A-Za-z0-9_-]{32}")
@@ -81,7 +81,7 @@ def find(
     tables: Tables,
     text: str,
     *,
-    rows_max: int = ROWS_MAX,
+    max_rows: int = MAX_ROWS,
     rights: Collection[Right] = tuple(Right),
 ) -> Found:
     """Entries and requests that `text` names.
@@ -89,7 +89,7 @@ def find(
     text: the beginning of an entry's or a request's id (8 digits or more); a parent key, such as an Idempotency-Key; an
     ordering key; a child key of epoch 0, native or as 64 hexadecimal digits; or a part of a service's answer (4 characters
     or more), such as `pi_...`.
-    rows_max: of each list without an index so many rows are read; waiting entries are read of each destination.
+    max_rows: of each list without an index so many rows are read; waiting entries are read of each destination.
     rights: of the reader; what they do not read is not compared, and neither is what this role of the database may not read.
     Raises `InvalidValue` for a text that no key can be.
     """
@@ -101,7 +101,7 @@ def find(
     answers = {"child keys": tables.entry.c.tag, "services' answers": tables.settlement.c.result}
     compared = [*answers.values(), tables.queue.c.outcome]
     withheld = unreadable(connection, compared) | without_right(tables, compared, rights)
-    search = _Search(connection, tables, text, database_now(connection), rows_max, withheld)
+    search = _Search(connection, tables, text, database_now(connection), max_rows, withheld)
     ids, record_ids, searched = search.indexed_entries(), search.indexed_requests(), []
     read_by_index(connection)
     for name, wanted in ENTRIES.items():
@@ -117,9 +117,9 @@ def find(
     listed = list(dict.fromkeys(ids))
     return Found(
         at=search.at,
-        entries=read_entries_where(connection, tables, tables.entry.c.id.in_(listed[:FOUND_MAX])),
-        requests=records[:FOUND_MAX],
-        has_more=max(len(listed), len(records)) > FOUND_MAX,
+        entries=read_entries_where(connection, tables, tables.entry.c.id.in_(listed[:MAX_FOUND])),
+        requests=records[:MAX_FOUND],
+        has_more=max(len(listed), len(records)) > MAX_FOUND,
         searched=searched,
         withheld=[name for name, column in answers.items() if column in withheld],
     )
@@ -133,7 +133,7 @@ class _Search:
     tables: Tables
     text: str
     at: datetime
-    rows_max: int
+    max_rows: int
     withheld: frozenset[Any]
 
     # --- by an index
@@ -163,7 +163,7 @@ class _Search:
     def compared_entries(self, name: str, wanted: Filter) -> tuple[Searched, list[UUID]]:
         entry, row = self.tables.entry, wanted.rows(self.tables)
         limit = max(
-            self.rows_max // parts_of(self.connection, self.tables, wanted), 1
+            self.max_rows // parts_of(self.connection, self.tables, wanted), 1
         )  # each part is read so far, and sorted
         rows = beginning(self.connection, self.tables, wanted, limit).cte("scanned")
         matches = [entry.c[field] == self.text for field in ("parent", "discriminator", "ordering_key")]
@@ -179,12 +179,12 @@ class _Search:
 
     def compared_requests(self, name: str, state: str | None) -> tuple[Searched, list[UUID]]:
         record = self.tables.record
-        rows = requests.scanned(self.tables, state, after=None, limit=self.rows_max).cte("scanned")
+        rows = requests.scanned(self.tables, state, after=None, limit=self.max_rows).cte("scanned")
         same = select(rows.c.id).join(record, record.c.id == rows.c.id).where(record.c.parent == self.text)
-        return self._compared(name, rows, self.rows_max, same, is_descending=state is None)
+        return self._compared(name, rows, self.max_rows, same, is_descending=state is None)
 
     def _first(self, ids: Select[UUID]) -> list[UUID]:
-        return list(self.connection.execute(ids.limit(FOUND_MAX + 1)).scalars())
+        return list(self.connection.execute(ids.limit(MAX_FOUND + 1)).scalars())
 
     def _compared(
         self, name: str, rows: CTE, limit: int, found: Select[UUID], *, is_descending: bool
@@ -192,7 +192,7 @@ class _Search:
         """What is found among the rows of a list, and how far they go: one statement, which reads them once."""
         last = func.min(rows.c.at) if is_descending else func.max(rows.c.at)
         read = select(func.count().label("rows"), last.label("until")).select_from(rows).subquery("read")
-        some = found.limit(FOUND_MAX + 1).subquery("found")
+        some = found.limit(MAX_FOUND + 1).subquery("found")
         both = select(read.c.rows, read.c.until, some.c.id).select_from(read.outerjoin(some, true()))
         answer = self.connection.execute(both).all()
         count, until, _ = answer[0]

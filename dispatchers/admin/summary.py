@@ -17,8 +17,8 @@ from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
 from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables, is_open
 
-STATES_MAX = 20_000  # counted by state: an open page asks again every five seconds
-DOUBTFUL_MAX = 20_000
+MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds
+MAX_DOUBTFUL = 20_000
 """So many entries that may have been sent are read to count the uncertain ones: some 20 ms."""
 
 
@@ -50,7 +50,7 @@ def read_summary(connection: Connection, tables: Tables) -> Summary:
     queue, record = tables.queue, tables.record
     destinations = read_destinations(connection, tables)
     dispatchers = read_dispatchers(connection, tables, destinations.at)
-    shown, states = most_urgent(destinations.destinations), read_gauges(connection, tables, STATES_MAX)
+    shown, states = most_urgent(destinations.destinations), read_gauges(connection, tables, MAX_STATES)
     lags = [each.oldest_due_seconds for each in destinations.destinations if each.oldest_due_seconds is not None]
     return Summary(
         at=destinations.at,
@@ -73,10 +73,10 @@ def count_uncertain(connection: Connection, tables: Tables) -> Count:
     """By the index of what may have been sent: an outage leaves many more entries there that are sent again by themselves."""
     read_by_index(connection)
     queue = tables.queue
-    doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(DOUBTFUL_MAX).subquery()
+    doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(MAX_DOUBTFUL).subquery()
     is_uncertain = case(((doubtful.c.state == "uncertain") & doubtful.c.known.is_(None), 1))
     rows, uncertain = connection.execute(select(func.count(), func.count(is_uncertain)).select_from(doubtful)).one()
-    if rows < DOUBTFUL_MAX:
+    if rows < MAX_DOUBTFUL:
         return Count(value=uncertain, is_exact=True)
     planned = planned_rows(connection, select(queue.c.id).where(queue.c.maybe_sent, queue.c.state == "uncertain"))
     return Count(value=max(uncertain, planned), is_exact=False)

@@ -17,7 +17,7 @@ from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
 from outbox.sql.schema import Tables
 
-FOUND_MAX = 100
+MAX_FOUND = 100
 """How many violations of one rule are returned; `has_more` is set if there are more."""
 
 ROWS_AT_ONCE = 1000
@@ -78,14 +78,14 @@ def verify(connection: Connection, tables: Tables, keyring: Keyring | None = Non
 def _verdict(rule: str, invariant: str, findings: Iterator[Finding]) -> Verdict:
     violations = [
         Violation(entry_id=id, text=f"entry {id} {text}. Expected: {invariant}.")
-        for id, text in islice(findings, FOUND_MAX)
+        for id, text in islice(findings, MAX_FOUND)
     ]
     return Verdict(rule=rule, invariant=invariant, violations=violations, has_more=next(findings, None) is not None)
 
 
 def _found(connection: Connection, queries: Iterable[Query]) -> Iterator[Finding]:
     for query in queries:
-        for row in connection.execute(query.limit(FOUND_MAX + 1)):
+        for row in connection.execute(query.limit(MAX_FOUND + 1)):
             yield row.id, row.text
 
 

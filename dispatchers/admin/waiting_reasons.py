@@ -11,12 +11,12 @@ from dispatchers.store.heartbeats import DispatcherSeen
 NO_DISPATCHER = "no dispatcher is live"
 UNSERVED = "no live dispatcher serves it"
 SUSPENDED = "sending is suspended"
-NAMED_MAX = 3
+MAX_NAMED = 3
 
 _BUDGETS = {
     "callbacks_at_once": "its callbacks take all that callbacks_at_once={value} allows",
     "concurrency": "its concurrency is used up",
-    "in_flight_max": "in_flight_max={value} is used up",
+    "max_in_flight": "max_in_flight={value} is used up",
 }
 
 
@@ -42,8 +42,8 @@ def why_waiting(
     serving = [each for each in running if not each.is_readable or _serves(each, name)]
     if not serving:
         return UNSERVED
-    if row is not None and row.permits_max is not None and permits_taken >= row.permits_max:
-        return f"all {row.permits_max} permits of concurrency_in_all are in use"
+    if row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
+        return f"all {row.max_permits} permits of concurrency_in_all are in use"
     if row is not None and row.rate_at is not None and row.rate_at > now:
         return f"its rate of {row.rate_per_second:g}/s is used up"
     budgets = {each.name: list(_used_up(each, name)) for each in serving}
@@ -67,5 +67,5 @@ def _used_up(dispatcher: DispatcherSeen, name: str) -> Iterator[str]:
 
 
 def _named(dispatchers: Sequence[str]) -> str:
-    left = len(dispatchers) - NAMED_MAX
-    return ", ".join(dispatchers[:NAMED_MAX]) + (f" and {left} more" if left > 0 else "")
+    left = len(dispatchers) - MAX_NAMED
+    return ", ".join(dispatchers[:MAX_NAMED]) + (f" and {left} more" if left > 0 else "")

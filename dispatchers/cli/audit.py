@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatchers.admin.audit import AuditPage
 
 ROWS_DEFAULT = 50
-ROWS_MAX = 1000
+MAX_ROWS = 1000
 
 
 @click.command()
@@ -27,7 +27,7 @@ ROWS_MAX = 1000
 @click.option("--since", type=options.Since(), help="Only decisions since then: 15m, 2h, 7d or an instant.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, ROWS_MAX),
+    type=click.IntRange(1, MAX_ROWS),
     default=ROWS_DEFAULT,
     show_default=True,
     help="Maximum number of decisions.",
@@ -53,7 +53,7 @@ def audit(
         raise click.UsageError("--after continues the list of one database: give --database")
     wanted = AuditFilter(actor=actor, action=action, target=about, since=since)
     with reading(target) as (connection, tables):
-        page = read_audit(connection, tables, wanted, rows_max=limit, after=after)
+        page = read_audit(connection, tables, wanted, max_rows=limit, after=after)
     following = page.next and place_text(page.next)
     document = {"at": page.at, "decisions": page.rows, "next": following}
     answer(document, lambda: _drawn(page, following))

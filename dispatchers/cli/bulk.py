@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SETTLED_SECONDS = 5.0  # a command waits so long for its decisions to take effect
 EFFECT_PAUSE_SECONDS = 0.2
-UNASKED_MAX = 1000  # more entries need --max: a filter that was meant to be narrower selects many
+MAX_UNASKED = 1000  # more entries need --max: a filter that was meant to be narrower selects many
 
 Advance = Callable[["Progress"], None]
 
@@ -60,7 +60,7 @@ def bulk_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--max",
             "most",
             type=click.IntRange(1),
-            help=f"With a filter: the most entries; required above {UNASKED_MAX}.",
+            help=f"With a filter: the most entries; required above {MAX_UNASKED}.",
         ),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option(
@@ -110,9 +110,9 @@ def decide_in_bulk(given: Given, decision: "BulkDecision", bulk: Bulk, target: o
 
 
 def _require_few(count: int, most: int | None) -> None:
-    if most is None and count > UNASKED_MAX:
+    if most is None and count > MAX_UNASKED:
         raise click.ClickException(
-            f"these are {count:,} entries, more than {UNASKED_MAX:,}: give --max {count} if that is right; nothing was changed"
+            f"these are {count:,} entries, more than {MAX_UNASKED:,}: give --max {count} if that is right; nothing was changed"
         )
     if most is not None and count > most:
         raise click.ClickException(f"these are {count:,} entries, more than --max {most}; nothing was changed")

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 CONFLICT_TRIES = 10
 REPEATED = f"tried {CONFLICT_TRIES} times"  # a note on the error of the last try
-PAUSE_SECONDS_MAX = 0.05  # of the first pause between two tries; each next one is twice as long at most
+MAX_PAUSE_SECONDS = 0.05  # of the first pause between two tries; each next one is twice as long at most
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def repeated_after_conflicts(work: Callable[..., Any]) -> Callable[..., Any]:
                 if attempt == CONFLICT_TRIES - 1:
                     error.add_note(REPEATED)
                     raise
-            time.sleep(random.uniform(0, PAUSE_SECONDS_MAX * 2**attempt))
+            time.sleep(random.uniform(0, MAX_PAUSE_SECONDS * 2**attempt))
         raise AssertionError("the last attempt has returned or raised")
 
     return run

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatchers.admin.search import Found
 
 ENTRIES_DEFAULT = 50
-ENTRIES_MAX = 1000
+MAX_ENTRIES = 1000
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
 
 
@@ -81,7 +81,7 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
 @filters.filter_options
 @click.option(
     "--limit",
-    type=click.IntRange(1, ENTRIES_MAX),
+    type=click.IntRange(1, MAX_ENTRIES),
     default=ENTRIES_DEFAULT,
     show_default=True,
     help="Maximum number of entries.",
@@ -112,7 +112,7 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
         given = {**given, "since": ENDED_SINCE}
     wanted = filters.filter_of(given, filters.WAITING)
     with reading(target) as (connection, tables):
-        page = admin_entries.list_entries(connection, tables, wanted, entries_max=limit, after=after)
+        page = admin_entries.list_entries(connection, tables, wanted, max_entries=limit, after=after)
     following = page.next and place_text(page.next)
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
     answer(document, lambda: rendering.page(page, following, ended=ended, env=given["env"]))

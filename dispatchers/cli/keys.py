@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox.keys import Keyring
 
 SECRET_FORM = "write kid:base64, several separated by commas, each secret at least 32 bytes long"
-EPOCH_MAX = 32767  # the column's: a smallint
+MAX_EPOCH = 32767  # the column's: a smallint
 
 
 @click.group()
@@ -65,7 +65,7 @@ def forget(kid: str, target: options.Target) -> None:
 @click.option("--discriminator", default="", help="Distinguishes several entries of one operation under one parent.")
 @click.option(
     "--epoch",
-    type=click.IntRange(0, EPOCH_MAX),
+    type=click.IntRange(0, MAX_EPOCH),
     default=0,
     show_default=True,
     help="Epoch of the key, as `show` prints it.",

@@ -54,7 +54,7 @@ def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
     if not found:
         raise admin_entries.no_entry(given)
     if len(found) > 1:
-        listed = [str(id) for id in found[: admin_entries.CANDIDATES_MAX]]
+        listed = [str(id) for id in found[: admin_entries.MAX_CANDIDATES]]
         more = ["and more"] if len(found) > len(listed) else []
         raise click.UsageError(f"{given!r} is ambiguous, give more digits: {', '.join([*listed, *more])}")
     return found[0]

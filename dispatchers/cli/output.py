@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-COLUMNS_MAX = 10_000  # without a terminal nothing is cut: one entry stays on one line for grep
+MAX_COLUMNS = 10_000  # without a terminal nothing is cut: one entry stays on one line for grep
 SHORT_ID_CHARS = 8  # the minimum that a command accepts: among a million ids, one in 4000 shares them
 
 
@@ -160,5 +160,5 @@ def draw(parts: "Iterable[RenderableType]", *, to_stderr: bool = False) -> None:
 def _console() -> "Console":
     from rich.console import Console
 
-    width = None if is_screen() else COLUMNS_MAX
+    width = None if is_screen() else MAX_COLUMNS
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)

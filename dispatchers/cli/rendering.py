@@ -150,7 +150,7 @@ def _throttling(state: "DestinationState", at: datetime) -> str:
     if state.decided:
         notes.append(f"{state.decided:,} decided, not settled yet")
     if state.permits_taken:
-        notes.append(f"{state.permits_taken} of {state.permits_max} permits in use")
+        notes.append(f"{state.permits_taken} of {state.max_permits} permits in use")
     if state.waits_because is not None:
         notes.append(f"waits: {state.waits_because}")
     return ", ".join(notes)

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatchers.admin.decisions import ACTOR_CHARS_MAX, check_decision
+from dispatchers.admin.decisions import MAX_ACTOR_CHARS, check_decision
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.rights import Right
 
@@ -39,7 +39,7 @@ class Identity:
             check_decision(self.name, None)
         except InvalidValue:
             raise ConfigurationError(
-                f"an identity's name has 1 to {ACTOR_CHARS_MAX} characters, not {self.name!r}"
+                f"an identity's name has 1 to {MAX_ACTOR_CHARS} characters, not {self.name!r}"
             ) from None
         if isinstance(self.roles, str) or not set(self.roles) <= set(Role):
             raise ConfigurationError(f"roles={self.roles!r}: give a list of {', '.join(Role)}")

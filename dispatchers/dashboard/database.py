@@ -22,7 +22,7 @@ POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_p
 """A request waits at most 5 s for one of 10 connections; a dashboard must not take those of the app."""
 
 MILLISECOND = timedelta(milliseconds=1)
-STATEMENT_TIMEOUT_MAX = timedelta(days=24)  # PostgreSQL counts the milliseconds in 31 bits
+MAX_STATEMENT_TIMEOUT = timedelta(days=24)  # PostgreSQL counts the milliseconds in 31 bits
 LOCK_MILLISECONDS = 3000
 CONNECT_SECONDS = 5
 
@@ -61,9 +61,9 @@ class Databases:
         prefix: str,
         statement_timeout: timedelta,
     ) -> None:
-        if not (isinstance(statement_timeout, timedelta) and MILLISECOND <= statement_timeout <= STATEMENT_TIMEOUT_MAX):
+        if not (isinstance(statement_timeout, timedelta) and MILLISECOND <= statement_timeout <= MAX_STATEMENT_TIMEOUT):
             raise ConfigurationError(
-                f"statement_timeout={statement_timeout!r}: give a timedelta of 1 ms to {STATEMENT_TIMEOUT_MAX.days} days"
+                f"statement_timeout={statement_timeout!r}: give a timedelta of 1 ms to {MAX_STATEMENT_TIMEOUT.days} days"
             )
         self.tables = tables_of(schema, prefix)
         self._schema, self._prefix = schema, prefix

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from dispatchers.dashboard.failures import Failure
 
-BODY_BYTES_MAX = 256 * 1024  # a decision's result has 64 KiB at most
+MAX_BODY_BYTES = 256 * 1024  # a decision's result has 64 KiB at most
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -36,8 +36,8 @@ async def _body(request: Request) -> bytes:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise Failure(413, "too_large", f"the request has more than {BODY_BYTES_MAX} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise Failure(413, "too_large", f"the request has more than {MAX_BODY_BYTES} bytes")
     return body
 
 

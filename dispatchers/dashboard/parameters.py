@@ -17,14 +17,14 @@ from dispatchers.dashboard.incoming import parse_json
 
 T = TypeVar("T")
 
-TEXT_CHARS_MAX = 1000
+MAX_TEXT_CHARS = 1000
 PLACE = tuple[datetime, UUID]
 IDS = tuple[UUID, ...]
 SINCE = {timedelta, datetime}
 
 
 def parameter(description: str, default: Any = MISSING, **settings: Any) -> Any:
-    """A field with its description. minimum, maximum: of a number. chars_max: of a text."""
+    """A field with its description. minimum, maximum: of a number. max_chars: of a text."""
     metadata = {"description": description, **settings}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
@@ -123,8 +123,8 @@ def _number_or_id(hint: Any, value: Any) -> Any:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"must be a text, not {value!r}")
-    if len(value) > TEXT_CHARS_MAX:
-        raise ValueError(f"has {len(value)} characters; the maximum is {TEXT_CHARS_MAX}")
+    if len(value) > MAX_TEXT_CHARS:
+        raise ValueError(f"has {len(value)} characters; the maximum is {MAX_TEXT_CHARS}")
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError(f"{value!r} has a NUL character or a lone surrogate, which no key and no name has")
     return value

@@ -26,9 +26,9 @@ from outbox.errors import ConfigurationError
 
 COST, BLOCK_SIZE, PARALLEL = 2**15, 8, 1  # RFC 7914: 32 MiB, some 80 ms
 SALT_BYTES, HASH_BYTES = 16, 32
-MEMORY_BYTES_MAX = 64 * 1024 * 1024
+MAX_MEMORY_BYTES = 64 * 1024 * 1024
 HASHES_AT_ONCE = 2  # of all who try a password: further ones wait without a thread of their own
-WAITING_MAX = 40  # so many hash or wait: some 2 s, and more than one client may try in a minute
+MAX_WAITING = 40  # so many hash or wait: some 2 s, and more than one client may try in a minute
 NAME_CHARS_SHOWN = 64
 SIGN_OUT = "/sign-out"
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="outbox", charset="UTF-8"'}
@@ -94,7 +94,7 @@ class PasswordFile:
 
     async def _sign_in(self, name: str, password: str, seen: bytes, client: str) -> Identity | Response:
         """An unknown name takes as long as a wrong password: the time must not show who is a user."""
-        if self._waiting >= WAITING_MAX:
+        if self._waiting >= MAX_WAITING:
             return _refused("Too many people sign in at once. Try again.", 503, retry_after=1)
         seconds = self._limits.try_now(client, name)
         if seconds is not None:
@@ -215,7 +215,7 @@ def _credentials(request: Request) -> tuple[str, str] | None:
 
 def _hash(password: str, salt: bytes) -> bytes:
     cost = {"n": COST, "r": BLOCK_SIZE, "p": PARALLEL}
-    return hashlib.scrypt(password.encode(), salt=salt, **cost, maxmem=MEMORY_BYTES_MAX, dklen=HASH_BYTES)
+    return hashlib.scrypt(password.encode(), salt=salt, **cost, maxmem=MAX_MEMORY_BYTES, dklen=HASH_BYTES)
 
 
 def _encoded(value: bytes) -> str:

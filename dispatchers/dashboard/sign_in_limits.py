@@ -6,14 +6,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-TRIES_MAX = 10
+MAX_TRIES = 10
 """Of one client for one name within `SPAN_SECONDS`: who has forgotten a password tries less often."""
-CLIENT_TRIES_MAX = 30
+MAX_CLIENT_TRIES = 30
 """Of one client for all names: several people may share an address."""
 SPAN_SECONDS = 60.0
 REMEMBERED = 10_000
 """So many clients and names are remembered, those that tried last: some 10 MB."""
-CHARS_MAX = 255
+MAX_CHARS = 255
 """Of a name or an address so many characters count: a header may have many more."""
 
 
@@ -26,7 +26,7 @@ class SignInLimits:
 
     def try_now(self, client: str, name: str) -> int | None:
         """Count a try. Returns None if it may be made, else after how many seconds the next one may be."""
-        now, limits = self._clock(), tuple(zip(_keys(client, name), (CLIENT_TRIES_MAX, TRIES_MAX), strict=True))
+        now, limits = self._clock(), tuple(zip(_keys(client, name), (MAX_CLIENT_TRIES, MAX_TRIES), strict=True))
         for key, most in limits:
             tries = self._recent(key, now)
             if len(tries) >= most:
@@ -52,8 +52,8 @@ class SignInLimits:
 
 
 def _keys(client: str, name: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
-    network = network_of(client[:CHARS_MAX])
-    return (network, None), (network, name[:CHARS_MAX])
+    network = network_of(client[:MAX_CHARS])
+    return (network, None), (network, name[:MAX_CHARS])
 
 
 def network_of(client: str) -> str:

@@ -28,7 +28,7 @@ RESERVED_SECONDS = 1.0  # a claim that takes longer keeps no permit from the oth
 WANTING_SECONDS = 1.0  # a database that does not ask again for this time leaves its share to the others
 AGAIN_SECONDS = 1.0  # a refused database asks again after this time at the latest, so no lost wake-up lasts
 TURN_SECONDS = 0.02  # the same if only other databases' turn was before its own
-DESTINATIONS_MAX = 1000  # names come from rows; more are forgotten while nothing is known about them
+MAX_DESTINATIONS = 1000  # names come from rows; more are forgotten while nothing is known about them
 
 UNTHROTTLED = FlowState()
 NO_TOKEN = UUID(int=0)  # of a claim that has not ended
@@ -93,14 +93,14 @@ class Permits:
 class Destination:
     """What all databases share of one destination.
 
-    limits: without those of permits. permits_max: how many sends may be under way. state: cooldown, breaker and rate.
+    limits: without those of permits. max_permits: how many sends may be under way. state: cooldown, breaker and rate.
     wanting: when a database was last refused a part. served: how many entries each has claimed since several want more.
     turns: the databases in the order of their last claims. busy: the databases whose last claim brought an entry.
     probing: the database that claims the breaker's probe now.
     """
 
     limits: Limits
-    permits_max: int
+    max_permits: int
     state: FlowState = UNTHROTTLED
     permits: Permits = field(default_factory=Permits)
     wanting: dict[str, float] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Destination:
 class SharedLimits:
     """limits: by destination. concurrency: the permits of a destination without limits of its own.
 
-    in_flight_max: the permits of all destinations together. clock: the process's clock, in seconds.
+    max_in_flight: the permits of all destinations together. clock: the process's clock, in seconds.
     wake: called with a database that may ask again now.
     """
 
@@ -171,13 +171,13 @@ class SharedLimits:
         limits: Mapping[str, Limits],
         *,
         concurrency: int,
-        in_flight_max: int,
+        max_in_flight: int,
         clock: Callable[[], float],
         wake: Callable[[str], None],
     ) -> None:
         self._limits = limits
         self._concurrency = concurrency
-        self._in_flight_max = in_flight_max
+        self._max_in_flight = max_in_flight
         self._clock = clock
         self.wake = wake
         self._all = Permits()
@@ -197,7 +197,7 @@ class SharedLimits:
         if database not in known.busy:
             wanted = 1
         at, waiting = instant(now), known.waiting(database, now)
-        left = admitted(known.state, known.limits, at, self._in_flight_max)
+        left = admitted(known.state, known.limits, at, self._max_in_flight)
         turn = min(wanted, left)
         if known.limits.rate is not None:
             turn = fair_share(database, wanted, left, known.served, waiting)
@@ -217,10 +217,10 @@ class SharedLimits:
 
     def _room(self, known: Destination, database: str, wanted: int, now: float, waiting: Sequence[str]) -> int:
         held, in_all = known.permits.held(now), self._all.held(now)
-        room = fair_share(database, wanted, max(0, known.permits_max - held.total()), held, waiting)
+        room = fair_share(database, wanted, max(0, known.max_permits - held.total()), held, waiting)
         line = [each for each, since in self._crowded.items() if now - since < WANTING_SECONDS]
         line += [each for each in waiting if each not in line]
-        left = fair_share(database, room, max(0, self._in_flight_max - in_all.total()), in_all, line)
+        left = fair_share(database, room, max(0, self._max_in_flight - in_all.total()), in_all, line)
         if left:
             self._crowded.pop(database, None)
         elif room:
@@ -260,8 +260,8 @@ class SharedLimits:
         return fair_share(database, 1, free, known.permits.sending, known.waiting(database, now)) > 0
 
     def _free(self, known: Destination) -> int:
-        in_all = self._in_flight_max - self._all.sending_in_all
-        return min(in_all, known.permits_max - known.permits.sending_in_all)
+        in_all = self._max_in_flight - self._all.sending_in_all
+        return min(in_all, known.max_permits - known.permits.sending_in_all)
 
     def wait(self, database: str, name: str) -> None:
         """Note that an entry waits for a permit."""
@@ -318,7 +318,7 @@ class SharedLimits:
     def _known(self, name: str) -> Destination:
         known = self._destinations.get(name)
         if known is None:
-            if len(self._destinations) >= DESTINATIONS_MAX:
+            if len(self._destinations) >= MAX_DESTINATIONS:
                 now = self._clock()
                 self._destinations = {of: each for of, each in self._destinations.items() if not each.is_unused(now)}
             limits = limits_of(self._limits, name)

@@ -17,14 +17,14 @@ from uuid import UUID
 from outbox.errors import ConfigurationError
 from outbox.times import NEVER
 
-COOLDOWN_MAX = timedelta(days=1)
+MAX_COOLDOWN = timedelta(days=1)
 """One answer stops the whole fleet for this long at most. The entry itself waits for the whole time that the service asks for."""
 
 COOLDOWN_DEFAULT = timedelta(seconds=1)  # if the service gives no time
 BLOCK_SECONDS = 0.1  # a claim takes the rate for this time at once; otherwise each entry would cost a claim of its own
 PERMITS_WAIT = timedelta(seconds=0.25)  # between two checks whether another dispatcher has released a permit
 ROUNDING_SECONDS = 1.5e-6  # three instants are each rounded to a microsecond: the schedule, the wait and the clock
-DOUBLINGS_MAX = 20
+MAX_DOUBLINGS = 20
 UNLIMITED = 1_000_000  # more than any claim takes
 
 
@@ -46,28 +46,28 @@ class Breaker:
     """When to stop sending to a destination that fails, and how soon to test it with one entry.
 
     failures: the number of failed sends in a row that opens the breaker (no connection, a timeout, a 5xx).
-    wait: the time until the first probe. It is doubled after each failed probe, up to `wait_max`.
-    wait_max: the longest time between two probes.
+    wait: the time until the first probe. It is doubled after each failed probe, up to `max_wait`.
+    max_wait: the longest time between two probes.
     """
 
     failures: int = 10
     wait: timedelta = timedelta(seconds=10)
-    wait_max: timedelta = timedelta(minutes=5)
+    max_wait: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
         _require_whole("Breaker.failures", self.failures)
-        for name, span in (("wait", self.wait), ("wait_max", self.wait_max)):
-            if not isinstance(span, timedelta) or not timedelta(0) < span <= COOLDOWN_MAX:
+        for name, span in (("wait", self.wait), ("max_wait", self.max_wait)):
+            if not isinstance(span, timedelta) or not timedelta(0) < span <= MAX_COOLDOWN:
                 raise ConfigurationError(
                     f"Breaker.{name} must be a timedelta of more than 0 and at most a day: {span!r}"
                 )
-        if self.wait > self.wait_max:
-            raise ConfigurationError(f"Breaker.wait, {self.wait}, must not be longer than wait_max, {self.wait_max}")
+        if self.wait > self.max_wait:
+            raise ConfigurationError(f"Breaker.wait, {self.wait}, must not be longer than max_wait, {self.max_wait}")
 
     def wait_after(self, failures: int) -> timedelta:
         """The time until the next probe. failures: those that opened the breaker, and one for each failed probe."""
-        doublings = min(max(failures - self.failures, 0), DOUBLINGS_MAX)
-        wait: timedelta = min(self.wait * 2**doublings, self.wait_max)
+        doublings = min(max(failures - self.failures, 0), MAX_DOUBLINGS)
+        wait: timedelta = min(self.wait * 2**doublings, self.max_wait)
         return wait
 
 
@@ -187,7 +187,7 @@ class FlowState:
     cooldown_until: the end of the cooldown that the service demanded. breaker: while it is `open`, nothing is sent before
     `breaker_until`; while it is `half_open`, only the probe with the lease token `breaker_token` is sent, until `breaker_until`
     at the latest. breaker_failures: the failures in a row. rate_at: the time up to which the rate is used up.
-    permits_taken: the shared permits in use, of `permits_max`. resumed_at: when an operator last ended a pause.
+    permits_taken: the shared permits in use, of `max_permits`. resumed_at: when an operator last ended a pause.
     """
 
     paused: bool = False
@@ -199,7 +199,7 @@ class FlowState:
     rate_at: datetime | None = None
     rate_per_second: float | None = None
     permits_taken: tuple[Taken, ...] = ()
-    permits_max: int | None = None
+    max_permits: int | None = None
     resumed_at: datetime | None = None
 
 
@@ -267,7 +267,7 @@ def heard(state: FlowState, news: News, limits: Limits, now: datetime) -> FlowSt
     if news.unsent and limits.rate is not None and state.rate_at is not None:  # they have not used the rate
         state = replace(state, rate_at=state.rate_at - _not_used(news.unsent, limits.rate, now))
     if news.cooldown is not None:
-        cooldown_until = now + min(max(news.cooldown, timedelta(0)), COOLDOWN_MAX)
+        cooldown_until = now + min(max(news.cooldown, timedelta(0)), MAX_COOLDOWN)
         state = replace(state, cooldown_until=max(cooldown_until, state.cooldown_until or cooldown_until))
     if state.breaker == "half_open" and news.probe is not None and news.probe == state.breaker_token:
         return _tried(state, news.passed, limits.breaker or DEFAULT_BREAKER, now)
@@ -311,7 +311,7 @@ def claimed(state: FlowState, limits: Limits, now: datetime, entries: int, token
         state = replace(state, rate_at=_used_up(state, now) + used, rate_per_second=float(limits.rate))
     if limits.concurrency_in_all is not None:
         taken = *still_taken(state.permits_taken, now), Taken(token, entries, now + lease)
-        state = replace(state, permits_taken=taken, permits_max=limits.concurrency_in_all)
+        state = replace(state, permits_taken=taken, max_permits=limits.concurrency_in_all)
     return state
 
 

@@ -11,7 +11,7 @@ from outbox.sql.schema import Tables
 AUDIT_KEPT_FOR = timedelta(days=400)
 """Longer than the entries: an auditor asks for a year, and begins some weeks after its end."""
 
-ROWS_MAX = 5000  # in one run: some 50 ms. Operators write far fewer in the time between two
+MAX_ROWS = 5000  # in one run: some 50 ms. Operators write far fewer in the time between two
 
 
 async def forget_old_decisions(run: Run, tables: Tables) -> int:
@@ -27,6 +27,6 @@ def delete_old_decisions(connection: Connection, tables: Tables) -> int:
 
 def _delete_older(connection: Connection, table: Table, before: datetime) -> int:
     at, id = table.c.at, table.c.id
-    oldest = select(id).where(at < before).order_by(at, id).limit(ROWS_MAX).with_for_update(skip_locked=True)
+    oldest = select(id).where(at < before).order_by(at, id).limit(MAX_ROWS).with_for_update(skip_locked=True)
     ids = connection.execute(oldest).scalars().all()
     return connection.execute(delete(table).where(id.in_(ids))).rowcount

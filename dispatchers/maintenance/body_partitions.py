@@ -21,7 +21,7 @@ DROPPING_LOCK = int.from_bytes(b"bodies")
 GRACE = timedelta(hours=1)
 """How long retention may delete the expired records of a day, before the remaining bodies are carried over."""
 
-CARRIED_MAX = 10_000
+MAX_CARRIED = 10_000
 """At most this many bodies, of records that cannot be deleted yet, are carried over. A day with more of them is kept."""
 
 BATCH_ROWS = 500
@@ -97,9 +97,9 @@ def _carry_over(connection: Connection, tables: Tables, day: Day) -> bool:
     record = _record(tables)
     body_of = quoted(f"{prefix_of(tables)}body_of", tables.record.schema)
     remaining = text(
-        f"SELECT count(*) FROM (SELECT FROM {record} WHERE body_day = :day LIMIT {CARRIED_MAX + 1}) AS remaining"
+        f"SELECT count(*) FROM (SELECT FROM {record} WHERE body_day = :day LIMIT {MAX_CARRIED + 1}) AS remaining"
     )
-    if connection.execute(remaining, {"day": day.day}).scalar_one() > CARRIED_MAX:
+    if connection.execute(remaining, {"day": day.day}).scalar_one() > MAX_CARRIED:
         return False
     carry = text(
         f"UPDATE {record} SET body = {body_of}(id, body_day), body_day = NULL WHERE id = ANY(ARRAY("

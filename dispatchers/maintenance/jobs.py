@@ -26,8 +26,8 @@ from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.maintenance")
 
-ROWS_MAX = 500  # a batch holds its locks for about 20 ms
-BATCHES_MAX = 200  # batches of each step in one run: 100,000 rows, so that a backlog cannot occupy the database
+MAX_ROWS = 500  # a batch holds its locks for about 20 ms
+MAX_BATCHES = 200  # batches of each step in one run: 100,000 rows, so that a backlog cannot occupy the database
 PAUSE_RATIO = 4.0  # pause after a batch, in multiples of its duration: retention uses at most a fifth of one core
 LAG_WARNED = timedelta(minutes=5)
 
@@ -41,7 +41,7 @@ class Maintenance:
     It reads each table from the oldest row to the last one that is old enough, and then begins again. Rows that must be kept
     are skipped.
 
-    run: runs work in a transaction. rows_max: how many rows a batch reads. pause_ratio: the pause after a batch, in multiples of
+    run: runs work in a transaction. max_rows: how many rows a batch reads. pause_ratio: the pause after a batch, in multiples of
     the batch's duration by `clock`, so that a busy database gets longer pauses. dry: count the rows, but delete nothing.
     """
 
@@ -51,7 +51,7 @@ class Maintenance:
         tables: Tables,
         retention: Retention,
         *,
-        rows_max: int = ROWS_MAX,
+        max_rows: int = MAX_ROWS,
         pause_ratio: float = PAUSE_RATIO,
         dry: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -59,20 +59,20 @@ class Maintenance:
         self._run = run
         self._tables = tables
         self._retention = retention
-        self._rows_max = rows_max
+        self._max_rows = max_rows
         self._pause_ratio = pause_ratio
         self._dry = dry
         self._clock = clock
         self._places: dict[str, Place | None] = dict.fromkeys(STEPS)
 
-    async def sweep(self, *, batches_max: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
-        """Run at most `batches_max` batches of each step, and yield the step and the batch after each one.
+    async def sweep(self, *, max_batches: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
+        """Run at most `max_batches` batches of each step, and yield the step and the batch after each one.
 
         Each step continues where the last sweep stopped, until the end of its table. The caller may stop after any batch.
         """
         for name in STEPS:
             done = 0
-            while batches_max is None or done < batches_max:
+            while max_batches is None or done < max_batches:
                 began = self._clock()
                 batch = await self._batch(name)
                 took = self._clock() - began
@@ -82,13 +82,13 @@ class Maintenance:
                     break
                 await asyncio.sleep(self._pause_ratio * took)
 
-    async def run_once(self, stopping: asyncio.Event | None = None, *, batches_max: int = BATCHES_MAX) -> Counter[str]:
+    async def run_once(self, stopping: asyncio.Event | None = None, *, max_batches: int = MAX_BATCHES) -> Counter[str]:
         """Sweep with a limited number of batches, or until `stopping` is set. Returns how many rows each step deleted.
 
         Raises what the database raises; the earlier batches are committed.
         """
         deleted: Counter[str] = Counter()
-        async with aclosing(self.sweep(batches_max=batches_max)) as sweep:
+        async with aclosing(self.sweep(max_batches=max_batches)) as sweep:
             async for name, batch in sweep:
                 deleted[name] += batch.deleted
                 if stopping is not None and stopping.is_set():
@@ -96,7 +96,7 @@ class Maintenance:
         return deleted
 
     async def _batch(self, name: str) -> Batch:
-        scan = Scan(self._retention, self._rows_max, self._places[name], self._dry)
+        scan = Scan(self._retention, self._max_rows, self._places[name], self._dry)
         batch = await self._run(partial(_delete_next, name, self._tables, scan))
         self._places[name] = batch.after
         return batch

@@ -44,7 +44,7 @@ class Scan(NamedTuple):
     """The task of a batch. after: where the last batch ended. dry: delete nothing."""
 
     retention: Retention
-    rows_max: int
+    max_rows: int
     after: Place | None = None
     dry: bool = False
 
@@ -157,7 +157,7 @@ def _old_enough(aged: _Aged, before: datetime) -> tuple[ColumnElement[bool], ...
 def _next(connection: Connection, aged: _Aged, before: datetime, scan: Scan) -> list[Place]:
     """The rows of the next batch. From here on, the transaction reads its tables by their indexes."""
     read_by_index(connection)
-    query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(scan.rows_max)
+    query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(scan.max_rows)
     if scan.after is not None:
         query = query.where(tuple_(aged.at, aged.id) > scan.after)
     return [Place(*row) for row in connection.execute(query)]
@@ -181,7 +181,7 @@ def _taken(
 
 
 def _batch(places: Sequence[Place], deleted: int, scan: Scan) -> Batch:
-    return Batch(len(places), deleted, places[-1] if len(places) == scan.rows_max else None)
+    return Batch(len(places), deleted, places[-1] if len(places) == scan.max_rows else None)
 
 
 # --- which rows may be deleted

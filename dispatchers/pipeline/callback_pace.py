@@ -29,7 +29,7 @@ class CallbackPace:
         self._taken_in_all = 0
 
     @property
-    def entries_max(self) -> int:
+    def max_entries(self) -> int:
         """How many such entries may be claimed in all: at least two for each running callback, so that none waits for a claim."""
         if self.seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
             return UNLIMITED
@@ -47,11 +47,11 @@ class CallbackPace:
     @property
     def free_in_all(self) -> int:
         """How many more entries may be claimed, of all destinations with callbacks."""
-        return max(0, self.entries_max - self._taken_in_all)
+        return max(0, self.max_entries - self._taken_in_all)
 
     def free(self, destination: str) -> int:
         """How many more of its entries may be claimed. One destination gets half of all at most, so that others need not wait."""
-        return max(0, (self.entries_max + 1) // 2 - self._taken[destination])
+        return max(0, (self.max_entries + 1) // 2 - self._taken[destination])
 
     def reserve(self, destination: str, entries: int = 1, *, in_all: int | None = None) -> None:
         """in_all: how many of the entries count for the total, if not all: a claim asks for more than it may bring."""

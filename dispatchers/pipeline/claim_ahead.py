@@ -13,8 +13,8 @@ from dispatchers.settings import Settings
 AHEAD_SECONDS: Final = 0.1
 """How long an entry that is claimed ahead waits, about: much shorter than a lease, but longer than a claim."""
 
-AHEAD_SHARE_MAX: Final = 0.7
-"""The share of `in_flight_max` for one destination. If its sends suddenly become slow, the others need the rest."""
+MAX_AHEAD_SHARE: Final = 0.7
+"""The share of `max_in_flight` for one destination. If its sends suddenly become slow, the others need the rest."""
 
 MEASURED_SECONDS: Final = 0.02
 
@@ -23,12 +23,12 @@ class ClaimAhead:
     """Measures how many sends of each destination end in a second.
 
     is_allowed: whether entries of a destination may be claimed ahead. After a crash every claimed entry may have been sent, so
-    a repeated send must be harmless there. entries_max: the limit for one destination.
+    a repeated send must be harmless there. max_entries: the limit for one destination.
     """
 
-    def __init__(self, is_allowed: Callable[[str], bool], *, entries_max: int) -> None:
+    def __init__(self, is_allowed: Callable[[str], bool], *, max_entries: int) -> None:
         self._is_allowed = is_allowed
-        self._entries_max = entries_max
+        self._max_entries = max_entries
         self._excluded: set[str] = set()
         self._ended: dict[str, int] = {}
         self._measured: dict[str, tuple[float, float]] = {}  # the start of the present measurement, and the last rate
@@ -49,7 +49,7 @@ class ClaimAhead:
         if since == now:
             self._ended[name] = 0
             self._measured[name] = now, rate
-        return min(int(rate * AHEAD_SECONDS), self._entries_max)
+        return min(int(rate * AHEAD_SECONDS), self._max_entries)
 
     def exclude(self, name: str) -> None:
         """Stop claiming ahead for a destination with an entry for which a repeated send is not harmless."""
@@ -67,4 +67,4 @@ def claim_ahead_for(settings: Settings, routes: Routes) -> ClaimAhead:
     def is_allowed(name: str) -> bool:
         return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
 
-    return ClaimAhead(is_allowed, entries_max=int(settings.in_flight_max * AHEAD_SHARE_MAX))
+    return ClaimAhead(is_allowed, max_entries=int(settings.max_in_flight * MAX_AHEAD_SHARE))

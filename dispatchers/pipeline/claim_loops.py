@@ -26,7 +26,7 @@ from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.progress import Progress
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, callbacks_max, entries_max
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, max_callbacks, max_entries
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
@@ -49,7 +49,7 @@ IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: there are no cursors then,
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
-PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
+MAX_PERMIT_REPORTS = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
 
 
 class ClaimLoops:
@@ -82,7 +82,7 @@ class ClaimLoops:
         self._scheduler = parts.scheduler(
             routes.destinations,
             permits=settings.concurrency,
-            permits_in_all=settings.in_flight_max,
+            permits_in_all=settings.max_in_flight,
             permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
@@ -141,7 +141,7 @@ class ClaimLoops:
         """Claim, send and settle what is due now; returns how many entries settled."""
         settled = await self._claim_first()
         settled += await self._drain_in_loops()
-        for _ in range(PERMIT_REPORTS_MAX):
+        for _ in range(MAX_PERMIT_REPORTS):
             if not self._flow.has_unreported_permits:
                 break
             await asyncio.sleep(BUSY_SECONDS)
@@ -164,7 +164,7 @@ class ClaimLoops:
         while (
             len(outcomes)
             or outcomes.has_postponed
-            or (self._flow.has_unreported_permits and reports < PERMIT_REPORTS_MAX)
+            or (self._flow.has_unreported_permits and reports < MAX_PERMIT_REPORTS)
         ):
             reports += 1
             try:
@@ -275,7 +275,7 @@ class ClaimLoops:
             self._round_at = self._clock()
             if is_first:
                 self._wakeup.polled()
-        if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
+        if self._collector.outcomes and self._sender and len(self._collector.outcomes) < MAX_BATCH_ENTRIES:
             await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
@@ -358,8 +358,8 @@ class ClaimLoops:
     def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
             quotas=quotas,
-            entries_max=entries_max(quotas),
-            callbacks_max=callbacks_max(quotas),
+            max_entries=max_entries(quotas),
+            max_callbacks=max_callbacks(quotas),
             token=UUID(int=self._rng.getrandbits(128)),
             lease=self._settings.lease,
             forms=self._routes.forms,

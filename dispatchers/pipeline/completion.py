@@ -10,7 +10,7 @@ from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.names import did_you_mean
 from dispatchers.pipeline.wakeup import until_set
 from dispatchers.store.protocol import Store
-from dispatchers.store.queries import ACCEPTED_MAX, Accepted
+from dispatchers.store.queries import MAX_ACCEPTED, Accepted
 from dispatchers.telemetry.errors import ErrorReports, described
 from outbox.sql.dialect import is_passing
 
@@ -71,7 +71,7 @@ class CompletionWorker:
         if not self._callbacks.complete_requests:
             return
         page = await self._store.accepted(self._after)
-        self._after = page[-1] if len(page) == ACCEPTED_MAX else None
+        self._after = page[-1] if len(page) == MAX_ACCEPTED else None
         for request in page:
             if not request.waits:
                 await self._complete(request)

@@ -36,7 +36,7 @@ LEAVE_SECONDS = 1.0  # within the time that a process has to close its connectio
 
 
 def declared(
-    settings: Settings, routes: Routes, callbacks: frozenset[str], connections_max: int | None
+    settings: Settings, routes: Routes, callbacks: frozenset[str], max_connections: int | None
 ) -> dict[str, Any]:
     """The settings that should be equal in all dispatchers of a fleet. Durations are seconds.
 
@@ -49,7 +49,7 @@ def declared(
     return own | {
         "callback_timeout": _plain(settings.callback_deadline),
         "callbacks": sorted(callbacks),
-        "connections_max": connections_max,
+        "max_connections": max_connections,
         "operations": {route.name: _operation(route) for route in routes.all},
     }
 
@@ -59,8 +59,8 @@ def _operation(route: Route) -> dict[str, Any]:
     return {
         "window": _window(memory.window),
         "timeout": _plain(memory.timeout),
-        "attempts_max": memory.attempts_max,
-        "age_max": _plain(memory.age_max),
+        "max_attempts": memory.max_attempts,
+        "max_age": _plain(memory.max_age),
         "at_least_once": memory.at_least_once,
         "can_look_up": memory.can_look_up,
         "form": route.form,

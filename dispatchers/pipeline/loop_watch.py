@@ -26,7 +26,7 @@ log = logging.getLogger("outbox.dispatcher")
 ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
 BLOCKED_SECONDS = (1.0, 5.0)
 """A quarter of the lease, within these bounds: so long the event loop may be blocked. Then there is time for the releases."""
-FRAMES_MAX = 3
+MAX_FRAMES = 3
 
 
 class Doing(NamedTuple):
@@ -49,7 +49,7 @@ class Watched:
         self.sending = loops.sending
         self.activity = activity
         least, most = BLOCKED_SECONDS
-        self.seconds_max = min(max(least, lease.total_seconds() / 4), most)
+        self.max_seconds = min(max(least, lease.total_seconds() / 4), most)
         self._unstarted = loops.unstarted
         self._store = store
         self._unreleased = Taken((), ())
@@ -89,7 +89,7 @@ class LoopWatch:
     def _watch(self, loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
         while not ended.wait(ASK_SECONDS):
             began, alive = time.monotonic(), threading.Event()
-            seconds = min((each.seconds_max for each in self._watched), default=BLOCKED_SECONDS[1])
+            seconds = min((each.max_seconds for each in self._watched), default=BLOCKED_SECONDS[1])
             try:
                 loop.call_soon_threadsafe(alive.set)
             except RuntimeError:  # the loop was closed
@@ -132,7 +132,7 @@ class LoopWatch:
         sender, (destination, operation) = next(((each, send) for each, send in found if send is not None), nothing)
         frame = sys._current_frames().get(self._thread)
         stack = traceback.extract_stack(frame) if frame is not None else []
-        shown = [f"{each.filename}:{each.lineno} in {each.name}" for each in stack[-FRAMES_MAX:]]
+        shown = [f"{each.filename}:{each.lineno} in {each.name}" for each in stack[-MAX_FRAMES:]]
         return Doing(sender, destination, operation, ", ".join(reversed(shown)) or "an unknown place")
 
 

@@ -36,8 +36,8 @@ class Route:
             window=adapter.window,
             timeout=adapter.timeout,
             at_least_once=adapter.at_least_once,
-            attempts_max=adapter.attempts_max,
-            age_max=adapter.age_max,
+            max_attempts=adapter.max_attempts,
+            max_age=adapter.max_age,
             failure_blocks_group=adapter.failure_blocks_group,
             margin=margin,
             fencing_delay=lease + margin,  # after this delay a sender has noticed that its lease is lost
@@ -180,11 +180,11 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse("has no send(delivery)")
     if not (adapter.window is None or adapter.window is FOREVER or isinstance(adapter.window, timedelta)):
         raise refuse(f"its window must be a timedelta, FOREVER or None, not {adapter.window!r}")
-    for name_of, value in (("timeout", adapter.timeout), ("age_max", adapter.age_max)):
+    for name_of, value in (("timeout", adapter.timeout), ("max_age", adapter.max_age)):
         if not isinstance(value, timedelta) or value <= timedelta(0):
             raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
-    if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
-        raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
+    if not isinstance(adapter.max_attempts, int) or adapter.max_attempts < 1:
+        raise refuse(f"its max_attempts must be an int of at least 1, not {adapter.max_attempts!r}")
     for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as true
         if not isinstance(getattr(adapter, name_of), bool):
             raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")

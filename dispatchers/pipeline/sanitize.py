@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from dispatchers.delivery import (
-    RESULT_BYTES_MAX,
+    MAX_RESULT_BYTES,
     Absent,
     CannotTell,
     Deferred,
@@ -20,11 +20,11 @@ from dispatchers.delivery import (
     Unknown,
 )
 
-REASON_CHARS_MAX = 1000
+MAX_REASON_CHARS = 1000
 JSON = json.JSONEncoder(allow_nan=False)  # `json.dumps` with an argument makes one at each call
-SMALL_ITEMS_MAX = 8
-SMALL_CHARS_MAX = 256  # of each name and text; JSON writes a character in at most 12 bytes
-SMALL_NUMBER_MAX = 2**63  # Python writes no number of thousands of digits
+MAX_SMALL_ITEMS = 8
+MAX_SMALL_CHARS = 256  # of each name and text; JSON writes a character in at most 12 bytes
+MAX_SMALL_NUMBER = 2**63  # Python writes no number of thousands of digits
 OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
 
 
@@ -64,20 +64,20 @@ def _result(result: Any) -> Any:
         text = JSON.encode(result)
     except (TypeError, ValueError, RecursionError):
         return {"unstorable": type(result).__name__}
-    return result if len(text) <= RESULT_BYTES_MAX else {"unstorable": f"{len(text)} bytes of JSON"}
+    return result if len(text) <= MAX_RESULT_BYTES else {"unstorable": f"{len(text)} bytes of JSON"}
 
 
 def _is_small(result: dict[Any, Any]) -> bool:
     """Whether it is surely short enough, as it has only a few short texts and numbers."""
-    if len(result) > SMALL_ITEMS_MAX:
+    if len(result) > MAX_SMALL_ITEMS:
         return False
     for name, value in result.items():
-        if type(name) is not str or len(name) > SMALL_CHARS_MAX:
+        if type(name) is not str or len(name) > MAX_SMALL_CHARS:
             return False
         if type(value) is str:
-            if len(value) > SMALL_CHARS_MAX:
+            if len(value) > MAX_SMALL_CHARS:
                 return False
-        elif type(value) is not int or not -SMALL_NUMBER_MAX <= value <= SMALL_NUMBER_MAX:
+        elif type(value) is not int or not -MAX_SMALL_NUMBER <= value <= MAX_SMALL_NUMBER:
             return False
     return True
 
@@ -85,4 +85,4 @@ def _is_small(result: dict[Any, Any]) -> bool:
 def _text(reason: object) -> str:
     """Text without what UTF-8 or PostgreSQL cannot hold."""
     text = reason if isinstance(reason, str) else f"({type(reason).__name__})"
-    return text[:REASON_CHARS_MAX].replace("\0", "").encode(errors="replace").decode()
+    return text[:MAX_REASON_CHARS].replace("\0", "").encode(errors="replace").decode()

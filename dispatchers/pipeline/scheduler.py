@@ -15,21 +15,21 @@ from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
-BATCH_ENTRIES_MAX = 500  # a larger claim saves little, and its entries wait longer for their sends
-DESTINATIONS_MAX = 100  # destinations in one claim; the others follow in the next ones
+MAX_BATCH_ENTRIES = 500  # a larger claim saves little, and its entries wait longer for their sends
+MAX_DESTINATIONS = 100  # destinations in one claim; the others follow in the next ones
 UNSERVED_SECONDS = 10.0  # between two full reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # an entry whose transaction commits later than this is found by the next full read
-UNSERVED_MAX = 500  # operations: their names come from rows, so their number needs a limit
+MAX_UNSERVED = 500  # operations: their names come from rows, so their number needs a limit
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def entries_max(quotas: Sequence[Quota]) -> int:
+def max_entries(quotas: Sequence[Quota]) -> int:
     """The maximal number of entries of a claim with these quotas."""
     return sum(quota.reserved for quota in quotas)
 
 
-def callbacks_max(quotas: Sequence[Quota]) -> int:
+def max_callbacks(quotas: Sequence[Quota]) -> int:
     """The maximal number of entries that may need a callback of a claim with these quotas."""
     return sum(quota.called_back or 0 for quota in quotas)
 
@@ -60,7 +60,7 @@ class Scheduler:
         self._own_permits = permits_of
         self._shut_until = shut_until
         self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
-        self.ahead = ahead or ClaimAhead(lambda name: False, entries_max=0)
+        self.ahead = ahead or ClaimAhead(lambda name: False, max_entries=0)
         self._permits_in_all = permits_in_all
         self._taken: Counter[str] = Counter()
         self._taken_in_all = 0
@@ -116,7 +116,7 @@ class Scheduler:
 
     @property
     def used_up(self) -> dict[str, list[str]]:
-        """The settings whose budgets are used up now, and which destinations wait for them. All wait for `in_flight_max`: none is
+        """The settings whose budgets are used up now, and which destinations wait for them. All wait for `max_in_flight`: none is
         named.
         """
         waiting = {
@@ -127,8 +127,8 @@ class Scheduler:
         }
         if not self._pace.free_in_all:
             waiting["callbacks_at_once"] = [*self._turns.held]
-        found = {setting: sorted(names)[:DESTINATIONS_MAX] for setting, names in waiting.items() if names}
-        return found | ({"in_flight_max": []} if self._taken_in_all >= self._permits_in_all else {})
+        found = {setting: sorted(names)[:MAX_DESTINATIONS] for setting, names in waiting.items() if names}
+        return found | ({"max_in_flight": []} if self._taken_in_all >= self._permits_in_all else {})
 
     @property
     def unserved(self) -> list[str] | None:
@@ -142,7 +142,7 @@ class Scheduler:
         """
         self._read_at.setdefault(destination, -math.inf)
         if operation is not None:
-            if len(self._unserved) >= UNSERVED_MAX and operation not in self._unserved:
+            if len(self._unserved) >= MAX_UNSERVED and operation not in self._unserved:
                 del self._unserved[next(iter(self._unserved))]
             self._unserved[operation] = None
 
@@ -157,7 +157,7 @@ class Scheduler:
         claimed. The sums may be more than what all destinations share, because few destinations have so many due entries.
         """
         quotas = self._take_known(now)
-        most = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX - entries_max(quotas))
+        most = free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES - max_entries(quotas))
         most_called = free_called = self._pace.free_in_all
         for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
             if self._is_shut(name, now):
@@ -176,7 +176,7 @@ class Scheduler:
                 quotas.append(self._reserved(quota))
                 free -= reserved
                 free_called -= called or 0
-            if len(quotas) >= DESTINATIONS_MAX:
+            if len(quotas) >= MAX_DESTINATIONS:
                 break
         return quotas
 
@@ -188,8 +188,8 @@ class Scheduler:
         """
         quotas: list[Quota] = []
         names = [name for name in self._known if self._alone_until.get(name, 0.0) <= now]
-        asked = names[: DESTINATIONS_MAX // 2]
-        free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX // 2)
+        asked = names[: MAX_DESTINATIONS // 2]
+        free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES // 2)
         share = max(1, free // max(1, len(asked)))
         for name in asked:
             is_called = self._pace.applies_to(name)
@@ -244,7 +244,7 @@ class Scheduler:
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.reserve(name, count)
-        is_full = len(claimed) + passed_over >= entries_max(quotas)
+        is_full = len(claimed) + passed_over >= max_entries(quotas)
         more = [quota for quota in quotas if quota.known and (is_full or _is_used_up(quota, claimed))]
         self._known |= {quota.destination: None for quota in more}
         unreached = _unreached(quotas, counts, passed_over)
@@ -254,7 +254,7 @@ class Scheduler:
         if not claimed:
             return False
         self._remember_due_from(claimed)
-        are_few = 2 * len(claimed) < BATCH_ENTRIES_MAX
+        are_few = 2 * len(claimed) < MAX_BATCH_ENTRIES
         if (
             hints_follow
             and are_few
@@ -326,9 +326,9 @@ def _unreached(quotas: Sequence[Quota], counts: Counter[str], passed_over: int) 
     """
     sent = [quota for quota in quotas if not quota.known]
     called = {quota.destination for quota in quotas if quota.called_back is not None}
-    if counts.total() + passed_over >= entries_max(quotas):
+    if counts.total() + passed_over >= max_entries(quotas):
         asked = sent[1:]
-    elif called and sum(counts[name] for name in called) + passed_over >= callbacks_max(quotas):
+    elif called and sum(counts[name] for name in called) + passed_over >= max_callbacks(quotas):
         asked = [quota for quota in sent if quota.called_back is not None][1:]
     else:
         asked = []

@@ -29,7 +29,7 @@ log = logging.getLogger("outbox.dispatcher")
 
 STOPPED = "the process stopped before it was sent"
 WATCH_SECONDS = 0.05  # a send is cancelled at most this long after its deadline
-BATCH_MAX = 500  # more entries in one call save little, and block the event loop for longer
+MAX_BATCH = 500  # more entries in one call save little, and block the event loop for longer
 ABANDON_SECONDS = 1.0  # how long an adapter may take to end after it was cancelled
 
 
@@ -210,7 +210,7 @@ class Sender:
         route, works = work[1], list[Work]()
         if _may_join(work):
             works.append(work)
-            while self._ready and len(works) < BATCH_MAX and self._ready[0][1] is route and _may_join(self._ready[0]):
+            while self._ready and len(works) < MAX_BATCH and self._ready[0][1] is route and _may_join(self._ready[0]):
                 works.append(self._ready.popleft())
         return works
 

@@ -14,7 +14,7 @@ from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.flow_control.state import FlowState, FlowStates, Limits
 from dispatchers.pipeline.flow_monitor import UNTHROTTLED, FlowMonitor, news_of
 from dispatchers.pipeline.parts import Parts
-from dispatchers.pipeline.scheduler import Scheduler, callbacks_max, entries_max
+from dispatchers.pipeline.scheduler import Scheduler, max_callbacks, max_entries
 from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.transitions import ClaimedEntry
 
@@ -160,7 +160,7 @@ class SharingScheduler(Scheduler):
 
     def take(self, now: float) -> list[Quota]:
         asked = super().take(now)
-        left, called_left = entries_max(asked), callbacks_max(asked)
+        left, called_left = max_entries(asked), max_callbacks(asked)
         quotas: list[Quota] = []
         for quota in asked:
             shared = self._shared(quota, left, called_left, now)

@@ -12,13 +12,13 @@ from dispatchers.transitions import ClaimedEntry
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS = 60.0
-OPERATIONS_MAX = 1000  # the names come from rows, so their number needs a limit
-ENTRIES_MAX = 10_000
+MAX_OPERATIONS = 1000  # the names come from rows, so their number needs a limit
+MAX_ENTRIES = 10_000
 
 
 @dataclass(slots=True)
 class Report:
-    """reported_at: by the process's clock. unreported: the entries skipped since then, up to `ENTRIES_MAX`."""
+    """reported_at: by the process's clock. unreported: the entries skipped since then, up to `MAX_ENTRIES`."""
 
     reported_at: float = -math.inf
     unreported: set[UUID] = field(default_factory=set)
@@ -33,12 +33,12 @@ class UnservedLog:
 
     def leave(self, entry: ClaimedEntry, reason: str) -> None:
         """Log that the entry waits for `reason`, or count it for the next line of its operation."""
-        if len(self._reports) >= OPERATIONS_MAX and entry.operation not in self._reports:
+        if len(self._reports) >= MAX_OPERATIONS and entry.operation not in self._reports:
             self._reports.clear()
         report = self._reports.setdefault(entry.operation, Report())
         now = self._clock()
         if now - report.reported_at < REPORT_SECONDS:
-            if len(report.unreported) < ENTRIES_MAX:
+            if len(report.unreported) < MAX_ENTRIES:
                 report.unreported.add(entry.id)
             return
         others = len(report.unreported - {entry.id})

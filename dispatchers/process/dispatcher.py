@@ -67,7 +67,7 @@ class Dispatcher:
     lease: how long a claim is valid. If a process crashes, its entries can be claimed again after this time.
     margin: the time that clock differences and pauses may take from a lease or a window.
     concurrency: sends at a time to one destination.
-    in_flight_max: sends at a time to all destinations, with the entries that are claimed ahead.
+    max_in_flight: sends at a time to all destinations, with the entries that are claimed ahead.
     limits: concurrency, rate and circuit breaker of single destinations.
     callbacks_at_once: how many callbacks run at a time. Each uses a connection of the engine's pool.
     callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
@@ -152,7 +152,7 @@ class Dispatcher:
             parts=self._parts(),
         )
         self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
-        shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
+        shown = declared(settings, self._routes, self._callbacks.to_record, self.store.max_connections)
         loops, tally = self._loops, self._activity.tally
         self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
         self._completion = CompletionWorker(

@@ -49,7 +49,7 @@ class Fleet:
 
     databases: the URL of each database by its name, or the path of a file with lines `name = url`, which SIGHUP reads again.
     adapters, include, keyring, outbox, trace, report, settings: those of a `Dispatcher`, for all databases. `concurrency`,
-        `in_flight_max` and `limits` hold over all of them together, and the databases share them fairly.
+        `max_in_flight` and `limits` hold over all of them together, and the databases share them fairly.
         `identity_file` is a folder, with one file for each database.
     observe: a function that returns the observer of a database, such as `dispatchers.telemetry.prometheus.observers()`.
 
@@ -93,7 +93,7 @@ class Fleet:
         self._shared = SharedLimits(
             checked.limits,
             concurrency=checked.concurrency,
-            in_flight_max=checked.in_flight_max,
+            max_in_flight=checked.max_in_flight,
             clock=steady_clock,
             wake=self._wake,
         )

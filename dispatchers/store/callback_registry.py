@@ -18,7 +18,7 @@ from outbox.sql.dialect import clock, read_by_index, upsert
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 
-TAKE_OVER_MAX = 1000  # in one transaction
+MAX_TAKE_OVER = 1000  # in one transaction
 
 
 def register(connection: Connection, tables: Tables, names: Collection[str]) -> frozenset[str]:
@@ -52,7 +52,7 @@ def take_over(connection: Connection, tables: Tables, names: Collection[str]) ->
     read_by_index(connection)
     queue = tables.queue
     waits = queue.c.callback.in_(sorted(names)), queue.c.lease_token.is_(None), queue.c.due_at > clock()
-    waiting = select(queue.c.id).where(*waits).limit(TAKE_OVER_MAX).with_for_update(skip_locked=True)
+    waiting = select(queue.c.id).where(*waits).limit(MAX_TAKE_OVER).with_for_update(skip_locked=True)
     ids = connection.execute(waiting).scalars().all()
     if ids:
         connection.execute(update(queue).where(queue.c.id.in_(ids)).values(due_at=clock()))

@@ -32,7 +32,7 @@ log = logging.getLogger("outbox.dispatcher")
 Result = TypeVar("Result")
 
 CALLBACK_TIMEOUT = timedelta(seconds=30)
-FRAMES_MAX = 8  # frames of a hanging callback that the log shows, from its own function on
+MAX_FRAMES = 8  # frames of a hanging callback that the log shows, from its own function on
 ABANDON_SECONDS = 1.0  # how long an async callback may take to notice that it was cancelled
 
 
@@ -115,7 +115,7 @@ class Run:
             return ""
         stack = traceback.extract_stack(frame)
         first = next((n for n, each in enumerate(stack, 1) if each.name == call_at_once.__name__), 0)
-        return "; it hangs at\n" + "".join(traceback.format_list(stack[first : first + FRAMES_MAX])).rstrip()
+        return "; it hangs at\n" + "".join(traceback.format_list(stack[first : first + MAX_FRAMES])).rstrip()
 
 
 class CallbackTransactions:

@@ -12,9 +12,9 @@ from outbox.times import NEVER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """What a dispatcher wants to claim: `entries_max` entries at most, beginning with the first quota.
+    """What a dispatcher wants to claim: `max_entries` entries at most, beginning with the first quota.
 
-    callbacks_max: how many of them at most may be of destinations with callbacks, which `Quota.called_back` marks.
+    max_callbacks: how many of them at most may be of destinations with callbacks, which `Quota.called_back` marks.
 
     token: random, new for each claim. cutoff: entries that are due later are not claimed.
     forms: the form to store at an operation's first send, by dotted prefix.
@@ -29,11 +29,11 @@ class ClaimRequest:
     """
 
     quotas: Sequence[Quota]
-    entries_max: int
+    max_entries: int
     token: UUID
     lease: timedelta
     forms: Mapping[str, str]
-    callbacks_max: int = 0
+    max_callbacks: int = 0
     cutoff: datetime = NEVER
     completions: bool = False
     callbacks: Collection[str] = ()

@@ -23,10 +23,10 @@ from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.dialect import DELETE_BY_INDEX
 from outbox.sql.mariadb_entry import run_compound
-from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import MICROSECOND, NEVER
 
-TEXT_CHARS_MAX = 2**18
+MAX_TEXT_CHARS = 2**18
 """Of the results and reasons of one INSERT: max_allowed_packet is 16 MiB by default."""
 
 
@@ -176,7 +176,7 @@ def _parts(outcomes: Sequence[_Outcome]) -> Iterator[list[_Outcome]]:
     chars = 0
     for outcome in outcomes:
         length = sum(map(len, outcome.texts))
-        if part and chars + length > TEXT_CHARS_MAX:
+        if part and chars + length > MAX_TEXT_CHARS:
             yield part
             part, chars = [], 0
         part.append(outcome)
@@ -240,7 +240,7 @@ class _Names:
         return _names(connection.dialect, tables)
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _names(dialect: Dialect, tables: Tables) -> _Names:
     return _Names(dialect, tables)
 

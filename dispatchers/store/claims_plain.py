@@ -55,9 +55,9 @@ def claim(
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
     now, quotas = _allowed(connection, tables, request, rounds)
     claimed: list[ClaimedEntry] = []
-    callbacks_left = request.callbacks_max
+    callbacks_left = request.max_callbacks
     for quota in quotas:
-        before, left = len(claimed), request.entries_max - len(claimed)
+        before, left = len(claimed), request.max_entries - len(claimed)
         is_called = quota.called_back is not None
         quota = quota._replace(permits=min(quota.permits, left, callbacks_left if is_called else left))
         if quota.permits <= 0:

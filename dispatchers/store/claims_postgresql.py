@@ -23,10 +23,10 @@ from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import NEVER
 
-LIMITS_MAX = 3  # different LIMITs in one claim, because each needs a statement of its own
+MAX_LIMITS = 3  # different LIMITs in one claim, because each needs a statement of its own
 
 
 def claim(
@@ -42,11 +42,11 @@ def claim(
     over their scopes. guards: the limits to set, if this transaction has none yet.
     """
     claimed: list[ClaimedEntry] = []
-    callbacks_left = request.callbacks_max
+    callbacks_left = request.max_callbacks
     for (is_called, known, permits), wanted in _alike(request.quotas, rounds).items():
-        before, most = len(claimed), request.entries_max - len(claimed)
-        left = replace(request, quotas=wanted, entries_max=min(most, callbacks_left) if is_called else most)
-        if left.entries_max <= 0:
+        before, most = len(claimed), request.max_entries - len(claimed)
+        left = replace(request, quotas=wanted, max_entries=min(most, callbacks_left) if is_called else most)
+        if left.max_entries <= 0:
             continue
         if permits:
             due = _known(request) if known else _oldest(request)
@@ -68,7 +68,7 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, bool
     The groups with LIMIT 0 have the destinations that are shared out. If there are too many different LIMITs, they are rounded
     down to powers of two.
     """
-    several = len({quota.permits for quota in quotas}) > LIMITS_MAX
+    several = len({quota.permits for quota in quotas}) > MAX_LIMITS
     alike: dict[tuple[bool, bool, int], list[Quota]] = {}
     for quota in quotas:
         permits = 1 << (quota.permits.bit_length() - 1) if several else quota.permits
@@ -83,7 +83,7 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
     claimed: list[ClaimedEntry] = []
     left: list[Quota] = []
     for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff):
-        quota = quota._replace(permits=min(quota.permits, request.entries_max - len(claimed)))
+        quota = quota._replace(permits=min(quota.permits, request.max_entries - len(claimed)))
         if not quota.permits:
             break
         if backlog.entries > quota.permits:
@@ -96,8 +96,8 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
         claimed += shared
         left.append(quota._replace(permits=quota.permits - len(shared)))
     oldest = [quota for quota in left if quota.permits]
-    most = request.entries_max - len(claimed)
-    return claimed + claim(connection, tables, replace(request, quotas=oldest, entries_max=most))
+    most = request.max_entries - len(claimed)
+    return claimed + claim(connection, tables, replace(request, quotas=oldest, max_entries=most))
 
 
 def _lease(
@@ -116,7 +116,7 @@ def _lease(
             "names": [quota.destination for quota in wanted],
             "due_from": [quota.due_from for quota in wanted],
             "admitted": [quota.admitted for quota in wanted],
-            "most": request.entries_max,
+            "most": request.max_entries,
             "cutoff": request.cutoff,
             "token": request.token,
             "lease": request.lease,
@@ -278,7 +278,7 @@ def _only(request: ClaimRequest) -> str:
     return " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) -> TextClause:
     return text(
         """
@@ -336,7 +336,7 @@ def _form_parameters(forms: Mapping[str, str]) -> dict[str, str]:
     return parameters
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _end_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
     return text(
         """
@@ -362,7 +362,7 @@ def _end_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
     )
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
     return text(
         """

@@ -141,7 +141,7 @@ class DatabaseStore:
         return Listener(self._engine, is_async=is_async, configuration=self._configuration, run=self._run)
 
     @property
-    def connections_max(self) -> int | None:
+    def max_connections(self) -> int | None:
         pool = self._engine.pool
         overflow = getattr(pool, "_max_overflow", -1)  # SQLAlchemy has no public name for it; only reports use it
         return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
@@ -282,7 +282,7 @@ def _engine(target: Any) -> Engine:
     return engine_of(url, connect_args=_waits(url))
 
 
-ANSWER_SECONDS_MAX = 30
+MAX_ANSWER_SECONDS = 30
 """How long to wait for an answer of MariaDB, where nothing watches for a silent connection: `watchdog`. Longer than any statement
 of a dispatcher takes, and half the default lease. A URL may have another `read_timeout` or `write_timeout`."""
 
@@ -290,4 +290,4 @@ of a dispatcher takes, and half the default lease. A URL may have another `read_
 def _waits(url: URL) -> dict[str, int]:
     if url.get_backend_name() != "mariadb":
         return {}
-    return {name: ANSWER_SECONDS_MAX for name in ("read_timeout", "write_timeout") if name not in url.query}
+    return {name: MAX_ANSWER_SECONDS for name in ("read_timeout", "write_timeout") if name not in url.query}

@@ -272,7 +272,7 @@ class Exchanges:
         """Search the queue page by page for rows that cannot be claimed, and suspend them; returns how many."""
         page = 0
         while True:
-            find = partial(candidates, tables=self._tables, request=request, rows_max=PROBED_ROWS, page=page)
+            find = partial(candidates, tables=self._tables, request=request, max_rows=PROBED_ROWS, page=page)
             ids = await self._run_guarded(find)
             done = await self._set_aside_among(ids, request) if ids else 0
             if done or len(ids) < PROBED_ROWS:
@@ -305,7 +305,7 @@ class Exchanges:
         """Claim these entries and roll back. Returns the error if one of their rows caused it."""
         quotas = [quota._replace(permits=len(ids), admitted=True, called_back=None) for quota in request.quotas]
         probing = replace(
-            request, quotas=quotas, entries_max=len(ids), flow_update=None, unserved=None, only=frozenset(ids)
+            request, quotas=quotas, max_entries=len(ids), flow_update=None, unserved=None, only=frozenset(ids)
         )
 
         def work(connection: Connection) -> None:

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, literal, or_, select, text
 
-from dispatchers.flow_control.fair_share import SCOPES_MAX, Backlog, Waiting, counted_max
+from dispatchers.flow_control.fair_share import MAX_SCOPES, Backlog, Waiting, max_counted
 from dispatchers.flow_control.quota import Quota
 from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, Tables
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {due_from} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
@@ -58,12 +58,12 @@ def read_scopes(
         "after": after,
     }
     laps: tuple[list[Waiting], list[Waiting]] = ([], [])
-    for scope, lap, entries in connection.execute(_walk_statement(tables), asked | {"scopes_max": SCOPES_MAX}):
+    for scope, lap, entries in connection.execute(_walk_statement(tables), asked | {"max_scopes": MAX_SCOPES}):
         laps[lap].append(Waiting(scope, entries))
     return laps
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _front_statement(tables: Tables) -> TextClause:
     return text(
         f"""
@@ -84,7 +84,7 @@ def _front_statement(tables: Tables) -> TextClause:
     )
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _walk_statement(tables: Tables) -> TextClause:
     """A loose index scan around the ring of scopes. Lap 0 begins after the scope `after`, lap 1 at the ring's beginning.
 
@@ -117,7 +117,7 @@ def _walk_statement(tables: Tables) -> TextClause:
             CROSS JOIN LATERAL (
                 SELECT count(*) AS claimable FROM (SELECT FROM {queue} AS c WHERE {claimable_of("next.scope")} LIMIT 1) AS first
             ) AS it
-            WHERE w.step < :scopes_max AND w.found < :permits
+            WHERE w.step < :max_scopes AND w.found < :permits
                 AND (next.lap = 0 OR (next.lap = 1 AND next.scope <= CAST(:after AS text)))
         )
         SELECT w.scope, w.lap, (
@@ -158,13 +158,13 @@ def read_backlog(
     laps: tuple[list[str], list[str]] = ([], [])
     found = 0
     for lap, scope in enumerate((after, None) if after is not None else (None,)):
-        while found < quota.permits and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
+        while found < quota.permits and len(laps[0]) + len(laps[1]) < MAX_SCOPES:
             scope = _next_scope(connection, queue, quota, scope, up_to=after if lap else None)
             if scope is None:
                 break
             laps[lap].append(scope)
             found += count(scope, 1)
-    most = counted_max(quota.permits, found)
+    most = max_counted(quota.permits, found)
     behind, before = ([Waiting(scope, count(scope, most)) for scope in scopes] for scopes in laps)
     return backlog._replace(behind=behind, before=before)
 

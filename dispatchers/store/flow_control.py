@@ -32,7 +32,7 @@ from outbox.sql.schema import Tables
 
 SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
-    *("rate_at", "rate_per_second", "permits_max"),
+    *("rate_at", "rate_per_second", "max_permits"),
 )
 """The columns that dispatchers write, except `permits_taken`."""
 

@@ -9,8 +9,8 @@ from dispatchers.store.queries import destination_names
 from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
 
-ROWS_MAX = 100_000  # rows of all destinations together: about 100 ms
-ROWS_OF_ONE_MAX = 10_000
+MAX_ROWS = 100_000  # rows of all destinations together: about 100 ms
+MAX_ROWS_OF_ONE = 10_000
 ROWS_OF_ONE_MIN = 10
 
 
@@ -25,14 +25,14 @@ class Gauge:
     is_whole: bool
 
 
-def read_gauges(connection: Connection, tables: Tables, rows_max: int = ROWS_MAX) -> dict[str, Gauge]:
-    """The gauge of each destination with unsettled entries. Reads at most `rows_max` rows of the queue, by an index."""
+def read_gauges(connection: Connection, tables: Tables, max_rows: int = MAX_ROWS) -> dict[str, Gauge]:
+    """The gauge of each destination with unsettled entries. Reads at most `max_rows` rows of the queue, by an index."""
     read_by_index(connection)
     names = destination_names(tables)
     found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
     if not found:
         return {}
-    most = max(min(rows_max // len(found), ROWS_OF_ONE_MAX), ROWS_OF_ONE_MIN)
+    most = max(min(max_rows // len(found), MAX_ROWS_OF_ONE), ROWS_OF_ONE_MIN)
     counts: dict[str, dict[str, int]] = {}
     for name, state, count in _counted(connection, tables, found, most):
         counts.setdefault(name, {})[state] = count
@@ -40,8 +40,8 @@ def read_gauges(connection: Connection, tables: Tables, rows_max: int = ROWS_MAX
 
 
 def count_blocked_groups(tables: Tables, connection: Connection) -> int:
-    """The number of ordering groups that an operator must release, counted up to `ROWS_OF_ONE_MAX`."""
-    some = select(tables.blocked_group.c.ordering_key).limit(ROWS_OF_ONE_MAX).subquery()
+    """The number of ordering groups that an operator must release, counted up to `MAX_ROWS_OF_ONE`."""
+    some = select(tables.blocked_group.c.ordering_key).limit(MAX_ROWS_OF_ONE).subquery()
     return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from outbox.sql.schema import STATEMENTS_MAX
+from outbox.sql.schema import MAX_STATEMENTS
 
 DURABLE = "set_config('synchronous_commit', 'on', true)"
 """A role may switch it off. Then a crash could undo a claim after the send, and the send would have no record."""
 
-LEASE_MIN, LEASE_MAX = timedelta(seconds=4), timedelta(seconds=60)
+LEASE_MIN, MAX_LEASE = timedelta(seconds=4), timedelta(seconds=60)
 
 
 class Guards(NamedTuple):
@@ -60,7 +60,7 @@ def limiting(lease: timedelta) -> timedelta:
 
     Longer limits are useless, because no statement of a dispatcher takes so long. A busy machine would exceed shorter ones.
     """
-    return min(max(lease, LEASE_MIN), LEASE_MAX)
+    return min(max(lease, LEASE_MIN), MAX_LEASE)
 
 
 def guards_for(lease: timedelta) -> Guards:
@@ -84,7 +84,7 @@ def limit_portable(connection: Connection, guards: Guards) -> None:
     connection.execute(_limiting_portable(guards))
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _limiting_portable(guards: Guards) -> TextClause:
     limits = {"lock_timeout": guards.lock_wait, "idle_in_transaction_session_timeout": guards.silence}
     limited = (
@@ -95,6 +95,6 @@ def _limiting_portable(guards: Guards) -> TextClause:
     return text(f"SELECT {', '.join(limited)}")
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def guarding(guards: Guards) -> TextClause:
     return text(f"SELECT {guards.sql}")

@@ -111,7 +111,7 @@ def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
 
 
 _NUMBERS = ("lease", "margin", "keep", "callbacks_at_once")
-_NUMBERS_OF_OPERATION = ("timeout", "attempts_max", "age_max")
+_NUMBERS_OF_OPERATION = ("timeout", "max_attempts", "max_age")
 
 
 def _declared(text: str) -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ def _declared(text: str) -> dict[str, Any] | None:
     try:
         declared = json.loads(text)
         operations = declared["operations"].values()
-        most = declared["connections_max"]
+        most = declared["max_connections"]
         is_known = (
             _are_numbers(declared, _NUMBERS)
             and all(_are_numbers(each, _NUMBERS_OF_OPERATION) for each in operations)

@@ -102,7 +102,7 @@ class Store(Protocol):
         ...
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:
-        """The next accepted requests, oldest first. Fewer than `ACCEPTED_MAX` mean that there are no more."""
+        """The next accepted requests, oldest first. Fewer than `MAX_ACCEPTED` mean that there are no more."""
         ...
 
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
@@ -155,7 +155,7 @@ class Store(Protocol):
         ...
 
     @property
-    def connections_max(self) -> int | None:
+    def max_connections(self) -> int | None:
         """How many connections the engine's pool gives out at once; None if it sets no limit."""
         ...
 

@@ -81,7 +81,7 @@ def destination_names(tables: Tables) -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
-def ordering_keys(tables: Tables, after: str | None, keys_max: int) -> CTE:
+def ordering_keys(tables: Tables, after: str | None, max_keys: int) -> CTE:
     """A query of the columns `key` and `number`: the next ordering keys with entries in the queue, numbered from 1. If there are
     fewer, its last row is NULL. It is a skip scan too.
     """
@@ -90,7 +90,7 @@ def ordering_keys(tables: Tables, after: str | None, keys_max: int) -> CTE:
     first = first.where(queue.c.ordering_key.is_not(None) if after is None else queue.c.ordering_key > after)
     keys = first.cte("keys", recursive=True)
     following = select(func.min(queue.c.ordering_key)).where(queue.c.ordering_key > keys.c.key).scalar_subquery()
-    return keys.union_all(select(following, keys.c.number + 1).where(keys.c.key.is_not(None), keys.c.number < keys_max))
+    return keys.union_all(select(following, keys.c.number + 1).where(keys.c.key.is_not(None), keys.c.number < max_keys))
 
 
 Value = Callable[[Any, CTE], ScalarSelect[Any]]
@@ -125,7 +125,7 @@ def known_destinations(connection: Connection, tables: Tables) -> list[str]:
 
 # --- how long entries have been due
 
-DUE_ROWS_MAX = 100  # entries to read of each destination, because a release moves the due time of the oldest one
+MAX_DUE_ROWS = 100  # entries to read of each destination, because a release moves the due time of the oldest one
 RELEASED_WITHIN = timedelta(seconds=5)  # an entry that no dispatcher serves is due again after this time at most
 
 
@@ -146,7 +146,7 @@ def _oldest_due(tables: Tables, name: Any, names: CTE, now: datetime) -> ScalarS
         select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
         .where(queue.c.destination == name, queue.c.due_at <= now + RELEASED_WITHIN, is_claimable(tables, now))
         .order_by(queue.c.due_at)
-        .limit(DUE_ROWS_MAX)
+        .limit(MAX_DUE_ROWS)
         .correlate(names)
         .subquery()
     )
@@ -161,7 +161,7 @@ def is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
 # --- accepted requests
 
 
-ACCEPTED_MAX = 500  # read in one statement: about 3 ms
+MAX_ACCEPTED = 500  # read in one statement: about 3 ms
 
 
 class Accepted(NamedTuple):
@@ -174,13 +174,13 @@ class Accepted(NamedTuple):
 
 
 def next_accepted(connection: Connection, tables: Tables, after: Accepted | None) -> list[Accepted]:
-    """At most `ACCEPTED_MAX` accepted requests, oldest first. after: the last one of the page before."""
+    """At most `MAX_ACCEPTED` accepted requests, oldest first. after: the last one of the page before."""
     record = tables.record
     page = select(record.c.created_at, record.c.id, record.c.completion).where(is_open(record, "accepted"))
     if after is not None:
         behind = tuple_(record.c.created_at, record.c.id) > (after.created_at, after.id)
         page = page.where(behind)
-    rows = page.order_by(record.c.created_at, record.c.id).limit(ACCEPTED_MAX).subquery()
+    rows = page.order_by(record.c.created_at, record.c.id).limit(MAX_ACCEPTED).subquery()
     found = select(*rows.c, is_waiting(tables, rows.c.id)).order_by(rows.c.created_at, rows.c.id)
     return [Accepted._make(row) for row in connection.execute(found)]
 
@@ -188,8 +188,8 @@ def next_accepted(connection: Connection, tables: Tables, after: Accepted | None
 # --- uncertain entries that were never looked up
 
 
-ROWS_MAX = 200  # entries a minute: lookups of many old entries must not flood a service
-PAGE_MAX = 10_000  # queue rows to read in one search: most entries of a long queue are not uncertain
+MAX_ROWS = 200  # entries a minute: lookups of many old entries must not flood a service
+MAX_PAGE = 10_000  # queue rows to read in one search: most entries of a long queue are not uncertain
 
 Wanted = Callable[[str, str | None], bool]
 """Whether an entry of this operation, which was sent in this form, needs a lookup."""
@@ -212,7 +212,7 @@ def request_lookups(
         select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, operation.label("operation"))
         .where(queue.c.due_at == NEVER, queue.c.state == "uncertain", queue.c.suspended_reason.is_(None))
         .order_by(queue.c.id)
-        .limit(ROWS_MAX)
+        .limit(MAX_ROWS)
         .with_for_update(of=queue, skip_locked=True)
     )
     if after is not None:
@@ -234,13 +234,13 @@ def request_lookups(
             connection.execute(
                 update(queue).where(queue.c.id == row.id).values(values)
             )  # the SELECT has locked the row
-    return rows[-1].id if len(rows) == ROWS_MAX else end
+    return rows[-1].id if len(rows) == MAX_ROWS else end
 
 
 def _page_end(connection: Connection, tables: Tables, after: UUID | None) -> UUID | None:
     """The last id of a full page of the queue; None if less than a page is left."""
     id = tables.queue.c.id
-    page = select(id).order_by(id).offset(PAGE_MAX - 1).limit(1)
+    page = select(id).order_by(id).offset(MAX_PAGE - 1).limit(1)
     if after is not None:
         page = page.where(id > after)
     end: UUID | None = connection.execute(page).scalar_one_or_none()

@@ -18,7 +18,7 @@ from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.dispatcher")
 
-GROUPS_MAX = 20
+MAX_GROUPS = 20
 """Groups of one sweep. A group costs two probes of an index; with more groups, the next sweeps read the others."""
 
 
@@ -32,7 +32,7 @@ class StuckGroups:
     def sweep(self, connection: Connection) -> None:
         """Look at the next groups, and make the stuck ones due."""
         read_by_index(connection)
-        keys = ordering_keys(self._tables, self._after, GROUPS_MAX)
+        keys = ordering_keys(self._tables, self._after, MAX_GROUPS)
         head = head_of(self._tables, keys.c.key).correlate(keys).scalar_subquery()
         groups = [
             row for row in connection.execute(select(keys.c.key, head).order_by(keys.c.number)) if row[0] is not None
@@ -43,7 +43,7 @@ class StuckGroups:
                 " should never happen: please report it",
                 key,
             )
-        self._after = groups[-1][0] if len(groups) == GROUPS_MAX else None
+        self._after = groups[-1][0] if len(groups) == MAX_GROUPS else None
 
 
 def head_of(tables: Tables, ordering_key: Any) -> Select[UUID]:

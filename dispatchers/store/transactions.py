@@ -28,8 +28,8 @@ CONFLICTED = "sqlalchemy-outbox conflicted"
 """The key in a connection's `info` for whether its transaction repeats one that the server ended for another's sake."""
 
 CONFLICT_TRIES = 30  # with 10, three dispatchers that compete for ordering groups gave up
-FIRST_PAUSE_SECONDS_MAX = 0.05  # each next pause is twice as long at most
-CONFLICT_PAUSE_SECONDS_MAX = 0.5
+MAX_FIRST_PAUSE_SECONDS = 0.05  # each next pause is twice as long at most
+MAX_CONFLICT_PAUSE_SECONDS = 0.5
 
 
 class Transactions:
@@ -174,7 +174,7 @@ class Transactions:
                 if not is_conflict(error) or attempt == CONFLICT_TRIES - 1 or paused > self._timeouts.report / 2:
                     raise
             with connection.begin():
-                pause = min(CONFLICT_PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**attempt)
+                pause = min(MAX_CONFLICT_PAUSE_SECONDS, MAX_FIRST_PAUSE_SECONDS * 2**attempt)
                 seconds = random.uniform(0, pause)
                 connection.execute(_PAUSE, {"seconds": seconds})
             paused += seconds

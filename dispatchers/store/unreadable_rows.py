@@ -50,7 +50,7 @@ def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claim
 
 
 def candidates(
-    connection: Connection, *, tables: Tables, request: ClaimRequest, rows_max: int, page: int
+    connection: Connection, *, tables: Tables, request: ClaimRequest, max_rows: int, page: int
 ) -> list[UUID]:
     """A page of the entries that may be claimed, oldest first. Only ids, because any other column may be unreadable."""
     queue, now = tables.queue, clock()
@@ -62,8 +62,8 @@ def candidates(
             or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
         )
         .order_by(queue.c.due_at, queue.c.id)
-        .limit(rows_max)
-        .offset(page * rows_max)
+        .limit(max_rows)
+        .offset(page * max_rows)
     )
     return list(connection.execute(found).scalars())
 

@@ -19,8 +19,8 @@ from outbox.sql.separate_connections import break_off
 
 log = logging.getLogger("outbox.dispatcher")
 
-REPORT_SECONDS_MAX = 10.0
-GIVE_UP_SECONDS_MAX = 3.0
+MAX_REPORT_SECONDS = 10.0
+MAX_GIVE_UP_SECONDS = 3.0
 LATE_SECONDS = 0.5  # an event loop that calls a timer later than this was blocked
 
 
@@ -33,9 +33,9 @@ class Timeouts:
 
     def __init__(self, lease: timedelta) -> None:
         seconds = limiting(lease).total_seconds()
-        self.report = min(REPORT_SECONDS_MAX, 0.2 * seconds)
+        self.report = min(MAX_REPORT_SECONDS, 0.2 * seconds)
         self.drop = 0.4 * seconds
-        self.give_up = self.drop + min(GIVE_UP_SECONDS_MAX, 0.05 * seconds)
+        self.give_up = self.drop + min(MAX_GIVE_UP_SECONDS, 0.05 * seconds)
 
 
 class Silence:

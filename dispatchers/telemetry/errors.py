@@ -16,7 +16,7 @@ from outbox.sql.dialect import sqlstate
 
 log = logging.getLogger("outbox.observer")
 
-CAUSES_MAX = 10
+MAX_CAUSES = 10
 
 Where: TypeAlias = Literal["adapter", "callback", "completion", "job", "dispatcher"]
 
@@ -109,7 +109,7 @@ def _text(error: BaseException) -> str:
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
-    for _ in range(CAUSES_MAX):
+    for _ in range(MAX_CAUSES):
         if cause is None:
             return
         yield cause

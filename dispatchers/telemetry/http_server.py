@@ -16,8 +16,8 @@ from outbox.errors import ConfigurationError
 log = logging.getLogger("outbox.daemon")
 
 CLIENT_SECONDS = 10.0  # for a request and its answer: as long as Prometheus waits for a scrape
-CLIENTS_MAX = 20  # at once; one more ends the oldest
-HEAD_BYTES_MAX = 8192
+MAX_CLIENTS = 20  # at once; one more ends the oldest
+MAX_HEAD_BYTES = 8192
 TEXT = "text/plain; charset=utf-8"
 REASONS = {
     200: "OK",
@@ -83,7 +83,7 @@ class HttpServer:
     async def start(self) -> None:
         """Raises `ConfigurationError` if it cannot listen at the address."""
         try:
-            self._server = await asyncio.start_server(self._accept, *self._address, limit=HEAD_BYTES_MAX)
+            self._server = await asyncio.start_server(self._accept, *self._address, limit=MAX_HEAD_BYTES)
         except OSError as error:
             is_of_name = isinstance(error, socket.gaierror) or error.errno is None
             reason = error.strerror or str(error) if is_of_name else os.strerror(error.errno or 0)
@@ -103,7 +103,7 @@ class HttpServer:
     # --- one client
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._clients) >= CLIENTS_MAX:
+        if len(self._clients) >= MAX_CLIENTS:
             oldest = next(iter(self._clients))
             del self._clients[oldest]
             oldest.cancel()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dispatchers.telemetry.events import Activity, Backlog, Levels
 from outbox.metrics.measures import Gauge
 
-NAMES_MAX = 100
+MAX_NAMES = 100
 """So many destinations, and so many operations with their destinations, have series of their own."""
 
 OTHER = "other"
@@ -89,10 +89,10 @@ MEASURES = (SENDS, LOOKUPS, CLAIMED, SETTLED, LOST, BLOCKED, SEND_DURATION, SEND
 
 
 class Names:
-    """Bounds the number of series: what comes after the first `names_max` is counted under `other`."""
+    """Bounds the number of series: what comes after the first `max_names` is counted under `other`."""
 
-    def __init__(self, names_max: int) -> None:
-        self._names_max = names_max
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
         self._destinations: set[str] = set()
         self._operations: set[tuple[str, str]] = set()
 
@@ -106,7 +106,7 @@ class Names:
 
     def _is_known(self, known: set[Any], name: Any) -> bool:
         if name not in known:
-            if len(known) >= self._names_max:
+            if len(known) >= self._max_names:
                 return False
             known.add(name)
         return True

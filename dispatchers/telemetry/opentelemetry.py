@@ -7,8 +7,8 @@ from dispatchers.delivery import Delivery
 from dispatchers.telemetry.events import Activity, Event, Observer, Observers
 from dispatchers.telemetry.measures import (
     GAUGES,
+    MAX_NAMES,
     MEASURES,
-    NAMES_MAX,
     SEND_DURATION,
     SENDS,
     Names,
@@ -48,26 +48,26 @@ ATTRIBUTES = {"destination": "messaging.destination.name"} | {
 """The attribute of each label."""
 
 
-def observer(meter: Meter | None = None, *, names_max: int = NAMES_MAX) -> Observer:
+def observer(meter: Meter | None = None, *, max_names: int = MAX_NAMES) -> Observer:
     """Export to `meter`: what `Dispatcher(observe=...)` takes. By default the global provider's, named `outbox`.
 
-    names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
+    max_names: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
     """
-    return _Exporter(meter, names_max, ()).of()
+    return _Exporter(meter, max_names, ()).of()
 
 
-def observers(meter: Meter | None = None, *, names_max: int = NAMES_MAX) -> Observers:
+def observers(meter: Meter | None = None, *, max_names: int = MAX_NAMES) -> Observers:
     """Export to `meter`, with the attribute `outbox.database`: what `Fleet(observe=...)` takes. See `observer`."""
-    return _Exporter(meter, names_max, ("database",))
+    return _Exporter(meter, max_names, ("database",))
 
 
 class _Exporter:
     """first: the labels before those of each metric."""
 
-    def __init__(self, meter: Meter | None, names_max: int, first: tuple[str, ...]) -> None:
+    def __init__(self, meter: Meter | None, max_names: int, first: tuple[str, ...]) -> None:
         meter = meter or get_meter("outbox")
         self._first = first
-        self._names = Names(names_max)
+        self._names = Names(max_names)
         self._last: dict[tuple[str, ...], dict[type, Event]] = {}
         self._instruments: dict[str, Any] = {
             measure.opentelemetry: meter.create_histogram(
@@ -80,7 +80,7 @@ class _Exporter:
             else meter.create_counter(measure.opentelemetry, measure.unit, measure.description)
             for measure in MEASURES
         }
-        names = Names(names_max)
+        names = Names(max_names)
         for kind, gauges in GAUGES.items():
             for gauge in gauges:
                 self._register(meter, kind, gauge, names)

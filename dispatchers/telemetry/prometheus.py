@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dispatchers.telemetry.events import Activity, Event, Observer, Observers
-from dispatchers.telemetry.measures import GAUGES, MEASURES, NAMES_MAX, Names, counts, durations, values_of
+from dispatchers.telemetry.measures import GAUGES, MAX_NAMES, MEASURES, Names, counts, durations, values_of
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
 from outbox.metrics.measures import Gauge
@@ -17,25 +17,25 @@ except ModuleNotFoundError as error:
     raise missing("dispatchers.telemetry.prometheus", "prometheus", error) from error
 
 
-def observer(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_MAX) -> Observer:
+def observer(registry: CollectorRegistry = REGISTRY, *, max_names: int = MAX_NAMES) -> Observer:
     """Export to `registry`: what `Dispatcher(observe=...)` takes, one for each dispatcher and registry.
 
-    names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
+    max_names: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
     Raises `ConfigurationError` if the registry has an observer already.
     """
-    return _Exporter(registry, names_max, ()).of()
+    return _Exporter(registry, max_names, ()).of()
 
 
-def observers(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_MAX) -> Observers:
+def observers(registry: CollectorRegistry = REGISTRY, *, max_names: int = MAX_NAMES) -> Observers:
     """Export to `registry`, with the label `database`: what `Fleet(observe=...)` takes. See `observer`."""
-    return _Exporter(registry, names_max, ("database",))
+    return _Exporter(registry, max_names, ("database",))
 
 
 class _Exporter:
     """first: the labels before those of each metric."""
 
-    def __init__(self, registry: CollectorRegistry, names_max: int, first: tuple[str, ...]) -> None:
-        self._names, self._reports = Names(names_max), _Reports(names_max, first)
+    def __init__(self, registry: CollectorRegistry, max_names: int, first: tuple[str, ...]) -> None:
+        self._names, self._reports = Names(max_names), _Reports(max_names, first)
         try:
             registry.register(self._reports)
         except ValueError as error:
@@ -83,9 +83,9 @@ def page(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
 class _Reports(Collector):
     """Shows the last event of each kind. Before the first there are no values."""
 
-    def __init__(self, names_max: int, first: tuple[str, ...]) -> None:
+    def __init__(self, max_names: int, first: tuple[str, ...]) -> None:
         self.last: dict[tuple[str, ...], dict[type, Event]] = {}
-        self._names = Names(names_max)
+        self._names = Names(max_names)
         self._first = first
 
     def describe(self) -> Iterable[GaugeMetricFamily]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dispatchers.telemetry.measures import NAMES_MAX, Names
+from dispatchers.telemetry.measures import MAX_NAMES, Names
 
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 """Seconds. A duration is counted in the first bucket whose bound it does not exceed; beyond the last one in one more."""
@@ -30,7 +30,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, int]] = Counter()  # by the fields of `Tallied`, which take longer to make
-        self._names = Names(NAMES_MAX)
+        self._names = Names(MAX_NAMES)
 
     def add(self, destination: str, result: str, seconds: float) -> None:
         self._counts[self._names.destination(destination), result, bisect_left(BOUNDS, seconds)] += 1

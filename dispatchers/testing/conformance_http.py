@@ -21,7 +21,7 @@ from dispatchers.testing.faulty_http import FaultyHttp
 REDIRECTS = (301, 302, 303, 307, 308)
 QUOTING = (400, 401, 402, 403, 404, 409, 422, 429, 500, 503)
 HIDING = (401, 403, 429, 500, 503)  # what is there is not shown
-MEMORY_BYTES_MAX = faulty_http.LARGE_BYTES // 2  # half of a giant answer: it was not kept whole in memory
+MAX_MEMORY_BYTES = faulty_http.LARGE_BYTES // 2  # half of a giant answer: it was not kept whole in memory
 
 
 class HttpSuite(AdapterSuite):
@@ -75,7 +75,7 @@ class HttpSuite(AdapterSuite):
                 finally:
                     tracemalloc.stop()
 
-            assert peak < MEMORY_BYTES_MAX, (
+            assert peak < MAX_MEMORY_BYTES, (
                 f"the adapter must not keep a large answer in memory, but it used {peak} bytes for an answer of"
                 f" {faulty_http.LARGE_BYTES} bytes: limit how much of the body it reads"
             )

@@ -20,7 +20,7 @@ from outbox.sql.dialect import database_now, earlier
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
-ROUNDS_MAX = 100
+MAX_ROUNDS = 100
 
 
 async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
@@ -32,14 +32,14 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
     Raises AssertionError if entries still become due after 100 rounds.
     """
     settled = 0
-    for _ in range(ROUNDS_MAX):
+    for _ in range(MAX_ROUNDS):
         now = await dispatcher.run_once()
         settled += now
         brought = await _bring_forward(dispatcher) if ahead else 0
         if not (now or brought):
             return settled
     raise AssertionError(
-        f"entries still become due after {ROUNDS_MAX} rounds: an adapter always defers them, or no adapter serves them"
+        f"entries still become due after {MAX_ROUNDS} rounds: an adapter always defers them, or no adapter serves them"
     )
 
 

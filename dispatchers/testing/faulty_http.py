@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, cast
 
 import h11
 
-READ_BYTES_MAX = 65_536
+MAX_READ_BYTES = 65_536
 LARGE_BYTES = 64 * 1024 * 1024  # what giant bodies and bombs hold: far more than any answer that is worth keeping
 DRIP_SECONDS = 0.05  # shorter than any read timeout, so that only an overall deadline ends it
 NO_LINGERING = struct.pack("ii", 1, 0)  # SO_LINGER of no time at all: closing sends RST
@@ -115,8 +115,8 @@ def giant(status: int = 200) -> Behaviour:
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
-        for _ in range(LARGE_BYTES // READ_BYTES_MAX):
-            writer.write(b"x" * READ_BYTES_MAX)
+        for _ in range(LARGE_BYTES // MAX_READ_BYTES):
+            writer.write(b"x" * MAX_READ_BYTES)
             await writer.drain()
         return True
 
@@ -275,7 +275,7 @@ async def read_request(
             case h11.NEED_DATA:
                 if http.they_are_waiting_for_100_continue:
                     writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-                http.receive_data(await reader.read(READ_BYTES_MAX))
+                http.receive_data(await reader.read(MAX_READ_BYTES))
             case h11.Request() as head:
                 pass
             case h11.Data(data=data):

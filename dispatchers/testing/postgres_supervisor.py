@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-SOCKET_PATH_BYTES_MAX: Final = 103  # sockaddr_un.sun_path: 108 on Linux, 104 on macOS, less the closing zero
-INITDB_SECONDS_MAX: Final = 120  # a second where nothing else runs; a crowded CI machine has taken thirty
-READY_SECONDS_MAX: Final = 60
-STOP_SECONDS_MAX: Final = 10  # at SIGQUIT the postmaster itself kills what is left after five
+MAX_SOCKET_PATH_BYTES: Final = 103  # sockaddr_un.sun_path: 108 on Linux, 104 on macOS, less the closing zero
+MAX_INITDB_SECONDS: Final = 120  # a second where nothing else runs; a crowded CI machine has taken thirty
+MAX_READY_SECONDS: Final = 60
+MAX_STOP_SECONDS: Final = 10  # at SIGQUIT the postmaster itself kills what is left after five
 LOG_TAIL_CHARS: Final = 2000
-CONNECTIONS_MAX: Final = 200  # pytest-xdist's workers share one server, and a race opens many connections
+MAX_CONNECTIONS: Final = 200  # pytest-xdist's workers share one server, and a race opens many connections
 PORT: Final = 5432  # only part of the socket's name, and the directory is fresh
 
 
@@ -167,7 +167,7 @@ def _directory(identity: _Identity) -> Iterator[Path]:
 def _base_directory() -> str:
     """The user's folder for temporary files, unless no socket can live there."""
     base = tempfile.gettempdir()
-    too_long = len(os.fsencode(base)) + len(f"/outbox-postgres-12345678/.s.PGSQL.{PORT}") > SOCKET_PATH_BYTES_MAX
+    too_long = len(os.fsencode(base)) + len(f"/outbox-postgres-12345678/.s.PGSQL.{PORT}") > MAX_SOCKET_PATH_BYTES
     # To libpq and to SQLAlchemy a comma parts two hosts, and to SQLAlchemy a colon parts host and port.
     return "/tmp" if too_long or {",", ":", '"'} & set(base) else base
 
@@ -203,9 +203,9 @@ def _make_cluster(folder: Path, data: Path, log: Path, identity: _Identity) -> N
     options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
     initdb = _spawn([folder / "initdb", "-D", data, *options], log, identity)
     try:
-        status = initdb.wait(INITDB_SECONDS_MAX)
+        status = initdb.wait(MAX_INITDB_SECONDS)
     except subprocess.TimeoutExpired:
-        raise ServerFailed(f"initdb took longer than {INITDB_SECONDS_MAX} s: {_tail(log)}") from None
+        raise ServerFailed(f"initdb took longer than {MAX_INITDB_SECONDS} s: {_tail(log)}") from None
     finally:
         _stop(initdb)
     if status != 0:
@@ -229,7 +229,7 @@ def _settings(directory: Path, durable: bool) -> list[str]:
         "listen_addresses": "",
         "unix_socket_directories": f'"{directory}"',
         "port": str(PORT),
-        "max_connections": str(CONNECTIONS_MAX),
+        "max_connections": str(MAX_CONNECTIONS),
         "shared_buffers": "64MB",
     }
     if not durable:
@@ -249,7 +249,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path
 
     Source: PostgreSQL's src/include/utils/pidfile.h, LOCK_FILE_LINE_PM_STATUS.
     """
-    deadline = time.monotonic() + READY_SECONDS_MAX
+    deadline = time.monotonic() + MAX_READY_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise ServerFailed(f"the server ended with {server.returncode}: {_tail(log)}")
@@ -257,7 +257,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path
             if pid_file.read_text().splitlines()[7:8] in (["ready   "], ["standby "]):
                 return
         time.sleep(0.02)
-    raise ServerFailed(f"the server was not ready after {READY_SECONDS_MAX} s: {_tail(log)}")
+    raise ServerFailed(f"the server was not ready after {MAX_READY_SECONDS} s: {_tail(log)}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -266,7 +266,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         return
     process.send_signal(signal.SIGQUIT)
     try:
-        process.wait(STOP_SECONDS_MAX)
+        process.wait(MAX_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -28,7 +28,7 @@ from dispatchers.testing.stripe_objects import Json, Refused, Result, StripeObje
 Account = NewType("Account", str)
 
 API_KEY = "sk_test_fake"
-KEY_CHARS_MAX = 255  # docs.stripe.com/api/idempotent_requests
+MAX_KEY_CHARS = 255  # docs.stripe.com/api/idempotent_requests
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -162,8 +162,8 @@ class FakeStripe:
         except Refused as refused:
             return refuse(refused.status, refused.body)
 
-        if key is not None and len(key) > KEY_CHARS_MAX:
-            message = f"The idempotency key is {len(key)} characters long; at most {KEY_CHARS_MAX} are allowed."
+        if key is not None and len(key) > MAX_KEY_CHARS:
+            message = f"The idempotency key is {len(key)} characters long; at most {MAX_KEY_CHARS} are allowed."
             return refuse(400, error("invalid_request_error", message))
         remembered = self._recall(books, key)
         if remembered is not None:

@@ -62,12 +62,12 @@ DECLINES = {
 }
 """Test cards that are declined, and how. Source: docs.stripe.com/testing, "Declined payments"."""
 
-AMOUNT_MAX = 99_999_999  # eight digits: docs.stripe.com/api/payment_intents/create, "amount"
+MAX_AMOUNT = 99_999_999  # eight digits: docs.stripe.com/api/payment_intents/create, "amount"
 
 # docs.stripe.com/api/metadata
-METADATA_ENTRIES_MAX = 50
-METADATA_KEY_CHARS_MAX = 40
-METADATA_VALUE_CHARS_MAX = 500
+MAX_METADATA_ENTRIES = 50
+MAX_METADATA_KEY_CHARS = 40
+MAX_METADATA_VALUE_CHARS = 500
 
 
 def words(text: str) -> frozenset[str]:
@@ -323,9 +323,9 @@ def check_payment_intent(parameters: Parameters) -> None:
 def check_amount(amount: Any) -> None:
     if not re.fullmatch(r"-?\d{1,18}", str(amount)):
         raise Refused(400, f"Invalid integer: {amount}", code="parameter_invalid_integer", param="amount")
-    if not 1 <= int(amount) <= AMOUNT_MAX:
+    if not 1 <= int(amount) <= MAX_AMOUNT:
         raise Refused(
-            400, f"Amount must be between 1 and {AMOUNT_MAX}", code="parameter_invalid_integer", param="amount"
+            400, f"Amount must be between 1 and {MAX_AMOUNT}", code="parameter_invalid_integer", param="amount"
         )
 
 
@@ -333,11 +333,11 @@ def check_metadata(parameters: Parameters) -> None:
     metadata = parameters.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Refused(400, "Invalid metadata: must be a flat set of names and values.", param="metadata")
-    if len(metadata) > METADATA_ENTRIES_MAX:
-        raise Refused(400, f"You cannot have more than {METADATA_ENTRIES_MAX} metadata entries.", param="metadata")
+    if len(metadata) > MAX_METADATA_ENTRIES:
+        raise Refused(400, f"You cannot have more than {MAX_METADATA_ENTRIES} metadata entries.", param="metadata")
     for name, value in metadata.items():
-        if len(name) > METADATA_KEY_CHARS_MAX or len(value) > METADATA_VALUE_CHARS_MAX:
-            message = f"Metadata allows {METADATA_KEY_CHARS_MAX} characters a key, {METADATA_VALUE_CHARS_MAX} a value."
+        if len(name) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+            message = f"Metadata allows {MAX_METADATA_KEY_CHARS} characters a key, {MAX_METADATA_VALUE_CHARS} a value."
             raise Refused(400, message, param=f"metadata[{name}]")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-START_SECONDS_MAX = 120
+MAX_START_SECONDS = 120
 LOOK_EVERY_SECONDS = 0.05
 GRACE_SECONDS = 3
 LOG_TAIL_LINES = 15
@@ -43,7 +43,7 @@ class Child:
     def first_line(self) -> str:
         """Wait for the first line that it prints."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], START_SECONDS_MAX)
+        ready, _, _ = select.select([self.process.stdout], [], [], MAX_START_SECONDS)
         line = self.process.stdout.readline().decode().strip() if ready else ""
         if not line:
             self.process.kill()
@@ -52,7 +52,7 @@ class Child:
 
     def logged(self, pattern: str) -> str | None:
         """Wait until its log has the pattern, and return the group in it; None if the process has ended."""
-        deadline = time.monotonic() + START_SECONDS_MAX
+        deadline = time.monotonic() + MAX_START_SECONDS
         while not (found := re.search(pattern, self._log.read_text(errors="replace"))):
             if not self.running:
                 return None

@@ -22,7 +22,7 @@ IMPATIENT = 0.25  # of the first attempts end by the client hanging up
 PATIENCE_SECONDS = 10.0
 HASTE_SECONDS = (0.001, 0.03)  # a checkout takes about 10 ms, so that some hang up before its commit and some after
 RACING = 0.2  # of the checkouts send two requests at once
-ATTEMPTS_MAX = 30
+MAX_ATTEMPTS = 30
 CARD, NO_FUNDS = "pm_card_visa", "pm_card_chargeDeclinedInsufficientFunds"  # docs.stripe.com/testing
 
 
@@ -75,7 +75,7 @@ async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> 
 
 
 async def ask(http: httpx.AsyncClient, wish: Checkout, random: Random, counts: Counter[str]) -> str | None:
-    for attempt in range(ATTEMPTS_MAX):
+    for attempt in range(MAX_ATTEMPTS):
         hasty = attempt < 2 and random.random() < IMPATIENT
         counts["requests"] += 1
         try:

@@ -56,7 +56,7 @@ def make_dispatcher(effects: Operations = effects) -> Dispatcher:
         sender="The shop <shop@example.com>",
         local_hostname="shop.example.com",
         timeout=MAIL_TIMEOUT,
-        connections_max=CONCURRENCY,
+        max_connections=CONCURRENCY,
     )
     return Dispatcher(
         os.environ["DATABASE_URL"],

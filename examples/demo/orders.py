@@ -7,7 +7,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import outbox
 
-CONNECTIONS_MAX = 16  # a checkout takes milliseconds, and a burst of clients may wait for its turn
+MAX_CONNECTIONS = 16  # a checkout takes milliseconds, and a burst of clients may wait for its turn
 
 
 class Base(DeclarativeBase):
@@ -33,4 +33,4 @@ def connect(url: str) -> Engine:
         engine = create_engine(url)
         outbox.prepare_sqlite(engine)
         return engine
-    return create_engine(url, pool_size=CONNECTIONS_MAX, max_overflow=0)
+    return create_engine(url, pool_size=MAX_CONNECTIONS, max_overflow=0)

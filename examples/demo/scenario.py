@@ -35,7 +35,7 @@ MAIL_MISBEHAVIOUR = {
 }
 ORDERS_PER_SECOND = 15
 RUSH_SECONDS_MIN = 20  # long enough for five kills, each with the recovery from it
-STALL_SECONDS_MAX = 180  # without any entry that ends, after the last checkout; leases and retries take about fifteen
+MAX_STALL_SECONDS = 180  # without any entry that ends, after the last checkout; leases and retries take about fifteen
 LOOK_EVERY_SECONDS = 0.1
 QUIET_SECONDS = 0.3  # a COMMIT takes milliseconds, and on a crowded disk some tens of them
 
@@ -114,8 +114,8 @@ class Scenario:
                 return now
             if clients.running or now.entries.ended != ended:
                 ended, ended_at = now.entries.ended, time.monotonic()
-            if time.monotonic() > ended_at + STALL_SECONDS_MAX:
-                self.report_event(f"no entry has ended for {STALL_SECONDS_MAX} s: the demo stops")
+            if time.monotonic() > ended_at + MAX_STALL_SECONDS:
+                self.report_event(f"no entry has ended for {MAX_STALL_SECONDS} s: the demo stops")
                 return now
             if self._killer.due(now.entries.ended, leases):
                 dispatcher = self._kill(dispatcher)

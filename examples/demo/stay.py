@@ -31,7 +31,7 @@ MAIL_MISBEHAVIOUR = {"--lose": 0.12, "--greylist": 0.1, "--latency": 0.3}
 DECLINED = ("--declined", "0.06")  # of the cards
 
 OPENING_SECONDS = 6
-WAITING_SECONDS_MAX = 300  # leases and retries take about fifteen; a busy machine takes many times as long
+MAX_WAITING_SECONDS = 300  # leases and retries take about fifteen; a busy machine takes many times as long
 LATER_ORDERS, LATER_SECONDS = 30, 60  # the customers of each later minute
 OPERATOR = "mara"
 EFFECTS = "examples.demo.stay_effects"
@@ -129,7 +129,7 @@ class OpenShop:
     def serve(self, customers: Child) -> None:
         """Let customers come in until Ctrl-C."""
         while True:
-            self._wait(partial(has_ended, customers), customers, seconds_max=2 * LATER_SECONDS)
+            self._wait(partial(has_ended, customers), customers, max_seconds=2 * LATER_SECONDS)
             customers = self.start_customers()
 
     def addresses(self) -> str:
@@ -156,10 +156,10 @@ class OpenShop:
         self._view.print_line(run(given, self._processes.environment))
 
     def _wait(
-        self, is_done: Callable[[Progress], bool], clients: Child, seconds_max: float = WAITING_SECONDS_MAX
+        self, is_done: Callable[[Progress], bool], clients: Child, max_seconds: float = MAX_WAITING_SECONDS
     ) -> None:
-        """Raises: ChildDied if a process ended that should not have; Stuck after `seconds_max`."""
-        deadline = time.monotonic() + seconds_max
+        """Raises: ChildDied if a process ended that should not have; Stuck after `max_seconds`."""
+        deadline = time.monotonic() + max_seconds
         while not is_done(now := self._progress.read()):
             for child in self._others:
                 if not child.running:
@@ -167,7 +167,7 @@ class OpenShop:
             if not clients.running and clients.process.returncode != 0:
                 raise clients.died()
             if time.monotonic() > deadline:
-                raise Stuck(f"after {seconds_max} s there is still something to send: {now.tallies}")
+                raise Stuck(f"after {max_seconds} s there is still something to send: {now.tallies}")
             time.sleep(LOOK_EVERY_SECONDS)
 
 

@@ -38,7 +38,7 @@ def number_of(delivery: Delivery) -> int:
     return int(delivery.payload["customer"].removeprefix("cus_"))
 
 
-@effects.operation(LABEL, window=DAY, timeout=shop.TIMEOUT, attempts_max=2)
+@effects.operation(LABEL, window=DAY, timeout=shop.TIMEOUT, max_attempts=2)
 async def buy_label(delivery: Delivery) -> Outcome:
     if number_of(delivery) % REMOTE == 0:
         return Unknown("504 from the courier's gateway: it does not say whether the label was bought")

@@ -40,7 +40,7 @@ from outbox.fingerprint import canonical_json
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
-    BODY_BYTES_MAX,
+    MAX_BODY_BYTES,
     Policy,
     body_was_read,
     request_content,
@@ -63,7 +63,7 @@ class Idempotency:
     content: what must be equal in a retry: a function of the request that returns bytes or JSON. By default the method, the
         path, the query, the content type and the body are compared.
     using: Django's name of the database.
-    body_bytes_max: the largest body of a request, also with `content`. A larger one is refused with 413 and not read.
+    max_body_bytes: the largest body of a request, also with `content`. A larger one is refused with 413 and not read.
     Raises `ConfigurationError` without a scope function.
     """
 
@@ -74,14 +74,14 @@ class Idempotency:
         content: Callable[[HttpRequest], Any] | None = None,
         policy: Policy | None = None,
         using: str = "default",
-        body_bytes_max: int = BODY_BYTES_MAX,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         require_scope(scope, "scope=lambda request: request.user.get_username()")
         self._scope = scope
         self._content = content
         self._policy = policy or Policy()
         self._using = using
-        self._body_bytes_max = body_bytes_max
+        self._max_body_bytes = max_body_bytes
 
     def claimed(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         """Decorate a view. The view gets the `ClaimedRequest` after the request. Its answer is kept, and a retry does not call
@@ -119,8 +119,8 @@ class Idempotency:
         caller = self._scope(request)
         headers: Any = request.headers
         key = self._policy.key_of([headers[HEADER]] if HEADER in headers else [], are_joined=True)
-        if int(request.META.get("CONTENT_LENGTH") or 0) > self._body_bytes_max:
-            raise too_large(self._body_bytes_max)
+        if int(request.META.get("CONTENT_LENGTH") or 0) > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
         try:
             return caller, key, self._content_of(request) if self._content is None else self._content(request)
         except RequestDataTooBig:
@@ -135,8 +135,8 @@ class Idempotency:
             body, content_type = _form(request), "multipart/form-data"  # the boundary means nothing in it
         else:
             require_whole_body(len(body), headers.items(), READ_BEFORE)
-        if len(body) > self._body_bytes_max:
-            raise too_large(self._body_bytes_max)
+        if len(body) > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
         query = request.META.get("QUERY_STRING", "").encode("latin-1")
         return request_content(request.method or "", request.path, query, content_type, body)
 

@@ -34,7 +34,7 @@ from outbox.errors import ConfigurationError, RequestRefused
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
-    BODY_BYTES_MAX,
+    MAX_BODY_BYTES,
     Policy,
     body_was_read,
     request_content,
@@ -58,7 +58,7 @@ class Idempotency:
         the caller has no access, because a replay is sent to every caller that it returns. There is no default.
     content: what must be equal in a retry: a function that returns bytes or JSON. By default the method, the path, the query,
         the content type and the body are compared.
-    body_bytes_max: the largest body of a request, also with `content`. A larger one is refused with 413, and not read
+    max_body_bytes: the largest body of a request, also with `content`. A larger one is refused with 413, and not read
         further.
     Raises `ConfigurationError` without a scope function, and for asynchronous sessions.
     """
@@ -70,7 +70,7 @@ class Idempotency:
         scope: Callable[[], str],
         content: Callable[[], Any] | None = None,
         policy: Policy | None = None,
-        body_bytes_max: int = BODY_BYTES_MAX,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         require_scope(scope, "scope=lambda: g.user.id")
         require_sessions(sessions)
@@ -79,7 +79,7 @@ class Idempotency:
         self._scope = scope
         self._content = content
         self._policy = policy or Policy()
-        self._body_bytes_max = body_bytes_max
+        self._max_body_bytes = max_body_bytes
 
     def claimed(self, view: Callable[..., Any]) -> Callable[..., FlaskResponse]:
         """Decorate a view. The view gets the `ClaimedRequest` first. Its answer is kept, and a retry does not call the view.
@@ -129,7 +129,7 @@ class Idempotency:
 
     def _bounded_body(self) -> bytes:
         """The body, of which no more is read than is allowed; the view finds it in the request."""
-        limit = min(self._body_bytes_max, request.max_content_length or self._body_bytes_max)
+        limit = min(self._max_body_bytes, request.max_content_length or self._max_body_bytes)
         length = request.content_length
         if length is not None and length > limit:
             raise too_large(limit)

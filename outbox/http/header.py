@@ -14,7 +14,7 @@ HEADER = "Idempotency-Key"
 """The header in which a client sends its key."""
 EXAMPLE_KEY = '"8e03978e-40d5-43e8-bc93-6894a57f9324"'
 EXAMPLE = f"{HEADER}: {EXAMPLE_KEY}"
-_, KEY_BYTES_MAX = LIMITS["parent"]
+_, MAX_KEY_BYTES = LIMITS["parent"]
 
 # One character of a key, as it is written: within a String, and without quotes. What could be a list, a parameter or half a
 # String is left out of the second: none of these is in a bare key by accident.
@@ -60,8 +60,8 @@ def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = 
             " a key that has no comma"
         )
     key = _string(line) if strict else _string_or_bare(line.strip(_BLANKS))
-    if not 1 <= len(key) <= KEY_BYTES_MAX:  # ASCII: a character is a byte
-        raise KeyMalformed(f"{_shown(line)} has a key of {len(key)} bytes: 1 to {KEY_BYTES_MAX} are allowed")
+    if not 1 <= len(key) <= MAX_KEY_BYTES:  # ASCII: a character is a byte
+        raise KeyMalformed(f"{_shown(line)} has a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES} are allowed")
     return key
 
 

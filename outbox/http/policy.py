@@ -13,12 +13,12 @@ from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSeria
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
-from outbox.http.waiting import WAITING_MAX, limited_wait
+from outbox.http.waiting import MAX_WAITING, limited_wait
 from outbox.instance import DAY, Outbox
 from outbox.keys import pae
 from outbox.times import check_span
 
-BODY_BYTES_MAX = 1024 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 """Of a request, by default; its body is held in memory."""
 
 
@@ -29,7 +29,7 @@ class Policy:
     outbox: the `Outbox` that stores the records; by default that of `outbox.configure`.
     strict: accept a key only as a String of RFC 9651, in double quotes.
     in_flight, wait: what a request gets while another one uses its key: "conflict" answers 409 at once, "wait" after `wait`.
-    waiting_max: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
+    max_waiting: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
         waiting request uses a connection, and a thread if sessions are not async: keep the number far below both. It is
         always less than the engine's `pool_size`.
     keep: how long a retry is answered with the stored response.
@@ -42,7 +42,7 @@ class Policy:
     strict: bool = False
     in_flight: Literal["conflict", "wait"] = "conflict"
     wait: timedelta = timedelta(seconds=5)
-    waiting_max: int = WAITING_MAX
+    max_waiting: int = MAX_WAITING
     keep: timedelta = DAY
     kept_headers: Collection[str] = KEPT_HEADERS
     problem_types: str | Mapping[str, str] = TYPES
@@ -50,10 +50,10 @@ class Policy:
     def __post_init__(self) -> None:
         checked_wait(self.in_flight, self.wait)
         check_span("keep", self.keep)
-        if not isinstance(self.waiting_max, int) or isinstance(self.waiting_max, bool) or self.waiting_max < 1:
+        if not isinstance(self.max_waiting, int) or isinstance(self.max_waiting, bool) or self.max_waiting < 1:
             raise InvalidValue(
-                "waiting_max",
-                self.waiting_max,
+                "max_waiting",
+                self.max_waiting,
                 "must be an int of at least 1; to let no request wait, set in_flight='conflict'",
             )
         if isinstance(self.kept_headers, str):
@@ -78,11 +78,11 @@ class Policy:
 
     def check_answer_size(self, size: int) -> None:
         """Raise `NotSerializable` if an answer of `size` bytes is too large to keep."""
-        bytes_max = self.outbox.configuration.payload_bytes_max
-        if size > bytes_max:
+        max_bytes = self.outbox.configuration.max_payload_bytes
+        if size > max_bytes:
             raise NotSerializable(
-                f"the answer has more than {bytes_max} bytes, the maximum that can be stored for a replay: send a"
-                " smaller answer, or a link, or set payload_bytes_max"
+                f"the answer has more than {max_bytes} bytes, the maximum that can be stored for a replay: send a"
+                " smaller answer, or a link, or set max_payload_bytes"
             )
 
     def whole_body(self, chunks: Iterable[bytes]) -> bytes:
@@ -112,7 +112,7 @@ class Policy:
             wait=self.wait,
             keep=self.keep,
         )
-        block.lock_wait = limited_wait(self.waiting_max)
+        block.lock_wait = limited_wait(self.max_waiting)
         return block
 
     def problem(self, refusal: RequestRefused) -> Answer:
@@ -120,9 +120,9 @@ class Policy:
         return problem_of(refusal, self.problem_types)
 
 
-def too_large(body_bytes_max: int) -> RequestTooLarge:
+def too_large(max_body_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the request's body has more than {body_bytes_max} bytes, so a retry could not be distinguished from another"
+        f"the request's body has more than {max_body_bytes} bytes, so a retry could not be distinguished from another"
         " request: send a smaller body"
     )
 

@@ -35,7 +35,7 @@ from outbox.errors import ClaimError, ConfigurationError, RequestRefused
 from outbox.fingerprint import Fingerprint, fingerprint
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, require_sessions
+from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions
 from outbox.http.starlette_exchange import Exchange, RequestBody, in_session
 from outbox.http.transaction import undone_by_conflict
 from outbox.idempotency import Claim
@@ -162,7 +162,7 @@ class IdempotencyMiddleware:
         an exception handler of the app answers an exception, this answer counts, because the middleware sees only the answer.
         Put the middleware inside your authentication. Without `claims` the app claims by itself.
     methods: the methods of the requests that `claims` claims.
-    body_bytes_max: the largest body of a claimed request. A larger one is refused with 413. Up to this size, a body is kept
+    max_body_bytes: the largest body of a claimed request. A larger one is refused with 413. Up to this size, a body is kept
         in memory.
     """
 
@@ -171,18 +171,18 @@ class IdempotencyMiddleware:
         app: ASGIApp,
         claims: Idempotency[Any] | None = None,
         methods: Collection[str] = ("POST", "PATCH"),
-        body_bytes_max: int = BODY_BYTES_MAX,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._app = app
         self._claims = claims
         self._methods = _checked_methods(methods)
-        self._body_bytes_max = body_bytes_max
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = scope[_EXCHANGE] = Exchange(RequestBody(receive, scope["headers"], self._body_bytes_max), send)
+        exchange = scope[_EXCHANGE] = Exchange(RequestBody(receive, scope["headers"], self._max_body_bytes), send)
         # A file that the server sends by its path would leave before the commit, and could not be kept.
         extensions = scope.get("extensions") or {}
         scope["extensions"] = {name: value for name, value in extensions.items() if name != "http.response.pathsend"}

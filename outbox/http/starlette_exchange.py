@@ -251,10 +251,10 @@ def _decoded(headers: Headers) -> list[tuple[str, str]]:
 class RequestBody:
     """The request's body, which both the claim and the app read: each gets all of it, in any order."""
 
-    def __init__(self, receive: Receive, headers: Headers, bytes_max: int) -> None:
+    def __init__(self, receive: Receive, headers: Headers, max_bytes: int) -> None:
         self._receive = receive
         self._headers = headers
-        self._bytes_max = bytes_max
+        self._max_bytes = max_bytes
         self._unread: deque[Message] = deque()
         self._seen = bytearray()
         self._is_complete = False
@@ -265,14 +265,14 @@ class RequestBody:
         return self._unread.popleft() if self._unread else await self._take()
 
     async def bounded(self) -> bytes:
-        """What there is of it. Raises `RequestTooLarge` as soon as there is more than `bytes_max`."""
+        """What there is of it. Raises `RequestTooLarge` as soon as there is more than `max_bytes`."""
         while not (self._is_complete or self._is_too_large):
             message = await self._take()
             self._unread.append(message)
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
         if self._is_too_large:
-            raise too_large(self._bytes_max)
+            raise too_large(self._max_bytes)
         return bytes(self._seen)
 
     async def whole(self) -> bytes:
@@ -289,7 +289,7 @@ class RequestBody:
         return message
 
     def _see(self, chunk: bytes) -> None:
-        if len(self._seen) + len(chunk) > self._bytes_max:
+        if len(self._seen) + len(chunk) > self._max_bytes:
             self._is_too_large = True
             self._seen.clear()  # an upload to a route that claims nothing only passes by
         if not self._is_too_large:

@@ -12,21 +12,21 @@ from sqlalchemy import Connection, Pool
 from outbox.sql.key_locks import wait_for_lock
 from outbox.sql.schema import Tables
 
-WAITING_MAX = 2
+MAX_WAITING = 2
 """By default. A server of four threads still has one for others, beside these and the request that they wait for."""
 
 _lock = Lock()
 _waiting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # of this process, whichever route they are for
 
 
-def limited_wait(waiting_max: int) -> Callable[[Connection, Tables, UUID, timedelta], bool]:
+def limited_wait(max_waiting: int) -> Callable[[Connection, Tables, UUID, timedelta], bool]:
     """`wait_for_lock` for as many at once as may wait; for one more it returns False without waiting."""
 
     def wait(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
         pool = connection.engine.pool
         with _lock:
             count = _waiting.get(pool, 0)
-            if count >= min(waiting_max, _size(pool) - 1):
+            if count >= min(max_waiting, _size(pool) - 1):
                 return False
             _waiting[pool] = count + 1
         try:

@@ -204,7 +204,7 @@ def _settlement_and_flow_control(make: Maker) -> None:
         sa.Column("rate_at", make.at),
         sa.Column("decided_by", sa.String(255)),
         sa.Column("decided_at", make.at),
-        sa.Column("permits_max", sa.Integer()),
+        sa.Column("max_permits", sa.Integer()),
         sa.Column("permits_taken", TEXT),
         make.check("destination_breaker", "breaker IN ('closed', 'open', 'half_open')"),
     )

@@ -36,7 +36,7 @@ def accepted_response(configuration: Configuration, id: UUID, body: Any, headers
     ours = {"Location": location, "Retry-After": str(int(POLL_FIRST.total_seconds()))}
     kept = {name: value for name, value in ours.items() if name.lower() not in names} | given
     shown = {"id": str(id), "state": "accepted", "status_url": location} if body is None else body
-    return Response.of(202, shown, kept, bytes_max=configuration.payload_bytes_max)
+    return Response.of(202, shown, kept, max_bytes=configuration.max_payload_bytes)
 
 
 def poll_after(age: timedelta) -> timedelta:

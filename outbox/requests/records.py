@@ -56,7 +56,7 @@ from outbox.sql.functions import function_name
 from outbox.sql.identifiers import quoted
 from outbox.sql.key_locks import lock_number, try_lock, wait_for_lock
 from outbox.sql.parent_index import is_under
-from outbox.sql.schema import STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, Tables
 
 LockWait: TypeAlias = Callable[[Connection, Tables, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""
@@ -116,7 +116,7 @@ def claim_key(
     require_prepared(connection)
     if not BUDGET.take(connection, 0 if connection.dialect.name == "sqlite" else 1):
         raise ClaimError(
-            f"this transaction has claimed {BUDGET.locks_max} keys, and keeps a lock of the database server for each: commit it,"
+            f"this transaction has claimed {BUDGET.max_locks} keys, and keeps a lock of the database server for each: commit it,"
             " and claim the rest in the next one"
         )
     found = _read_and_lock(connection, key)
@@ -214,7 +214,7 @@ _GIVEN = (
 )
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _insertion_sql(tables: Tables) -> str:
     """The insert of an answered request as PostgreSQL text, as a part of another statement."""
     record = tables.record
@@ -228,7 +228,7 @@ def _insertion_sql(tables: Tables) -> str:
     )
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
     record = tables.record
     statement: Executable = insert_unless_present(dialect, record).values(
@@ -331,7 +331,7 @@ def _read_then_lock(connection: Connection, key: RecordKey) -> _Found:
     return _read(connection, key)._replace(keeps_snapshot=lock.keeps_snapshot)
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _claiming(schema: str | None, prefix: str) -> Executable:
     function = function_name("claim_key", schema, prefix)
     statement = text(f"SELECT * FROM {function}(:wanted, :lock)")
@@ -341,7 +341,7 @@ def _claiming(schema: str | None, prefix: str) -> Executable:
     return typed
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _reading(tables: Tables) -> Executable:
     record, tombstone = tables.record, tables.tombstone
     wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()

@@ -23,13 +23,13 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, status: int, body: Any, headers: Mapping[str, str] | None, *, bytes_max: int) -> "Response":
+    def of(cls, status: int, body: Any, headers: Mapping[str, str] | None, *, max_bytes: int) -> "Response":
         if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
             raise InvalidValue("status", status, "must be an int from 200 to 599")
         kept = dict(headers or {})
         for name, value in kept.items():
             _check_header(name, value)
-        data, content_type = _body(body, bytes_max)
+        data, content_type = _body(body, max_bytes)
         if data and status in WITHOUT_CONTENT:
             raise InvalidValue("status", status, "has no body: leave the body out, or answer with 200")
         if content_type and not any(name.lower() == "content-type" for name in kept):
@@ -52,7 +52,7 @@ class Response:
         return json.loads(self.body)
 
 
-def _body(body: Any, bytes_max: int) -> tuple[bytes, str | None]:
+def _body(body: Any, max_bytes: int) -> tuple[bytes, str | None]:
     match body:
         case None:
             return b"", None
@@ -61,9 +61,9 @@ def _body(body: Any, bytes_max: int) -> tuple[bytes, str | None]:
         case str():
             data, content_type = _utf8(body), "text/plain; charset=utf-8"
         case _:
-            return encode_json("response body", body, bytes_max), "application/json"
-    if len(data) > bytes_max:
-        raise NotSerializable(f"the response body has {len(data)} bytes, the maximum is {bytes_max}")
+            return encode_json("response body", body, max_bytes), "application/json"
+    if len(data) > max_bytes:
+        raise NotSerializable(f"the response body has {len(data)} bytes, the maximum is {max_bytes}")
     return data, content_type
 
 

@@ -36,8 +36,8 @@ def checked_source(source: Any) -> Any:
 
 
 CONFLICT_TRIES = 10
-FIRST_PAUSE_SECONDS_MAX = 0.01  # each next pause is twice as long at most
-PAUSE_SECONDS_MAX = 0.1  # about 0.3 s for all pauses: a caller waits for the claim
+MAX_FIRST_PAUSE_SECONDS = 0.01  # each next pause is twice as long at most
+MAX_PAUSE_SECONDS = 0.1  # about 0.3 s for all pauses: a caller waits for the claim
 
 
 def run(source: Any, work: Callable[[Connection], Result]) -> Result:
@@ -93,7 +93,7 @@ async def _run_once_async(source: Any, work: Callable[[Connection], Result]) -> 
 def _pauses() -> Iterator[float]:
     """Before each next try. Random, or two transactions that conflict would meet again."""
     for tried in range(CONFLICT_TRIES - 1):
-        yield random.uniform(0, min(PAUSE_SECONDS_MAX, FIRST_PAUSE_SECONDS_MAX * 2**tried))
+        yield random.uniform(0, min(MAX_PAUSE_SECONDS, MAX_FIRST_PAUSE_SECONDS * 2**tried))
 
 
 def _is_conflict(error: Exception) -> bool:

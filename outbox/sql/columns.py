@@ -24,7 +24,7 @@ from sqlalchemy import (
 from outbox.sql.column_types import ID, LONG_BINARY, LONG_TEXT
 from outbox.times import EPOCH, NEVER, Instant
 
-COUNT_MAX = 1_000_000_000
+MAX_COUNT = 1_000_000_000
 """How often an entry can be claimed: once a second, for 31 years."""
 
 OPEN = "('accepted', 'leased')"
@@ -113,7 +113,7 @@ def queue(prefix: str) -> list[Any]:
         CheckConstraint("in_doubt_since IS NULL OR maybe_sent", name=f"{prefix}queue_doubt"),
         # far below the limits of the types, so that a claim cannot overflow
         CheckConstraint(
-            f"deliveries BETWEEN 0 AND {COUNT_MAX} AND attempts BETWEEN 0 AND {COUNT_MAX} AND key_epoch BETWEEN 0 AND 32000",
+            f"deliveries BETWEEN 0 AND {MAX_COUNT} AND attempts BETWEEN 0 AND {MAX_COUNT} AND key_epoch BETWEEN 0 AND 32000",
             name=f"{prefix}queue_counts",
         ),
         _storable(f"{prefix}queue_instants", "due_at"),
@@ -179,7 +179,7 @@ def destination(prefix: str) -> list[Any]:
         Column("rate_at", Instant),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
-        Column("permits_max", Integer),
+        Column("max_permits", Integer),
         Column("permits_taken", LONG_TEXT),  # the permits of each claim: `dispatchers.flow_control.state`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]

@@ -144,15 +144,15 @@ class LockBudget:
     default. A transaction that fills it makes every other one fail. Locks that a savepoint's rollback gave back stay counted.
     """
 
-    def __init__(self, locks_max: int) -> None:
-        self.locks_max = locks_max
+    def __init__(self, max_locks: int) -> None:
+        self.max_locks = max_locks
         self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def take(self, connection: Connection, locks: int) -> bool:
         """Whether the connection's transaction may take so many more; if so, they are counted."""
         transaction = connection.get_transaction() or connection
         taken = self._taken.get(transaction, 0) + locks
-        if taken > self.locks_max:
+        if taken > self.max_locks:
             return False
         self._taken[transaction] = taken
         return True

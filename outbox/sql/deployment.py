@@ -14,10 +14,10 @@ from outbox.sql.dialect import clock, insert_unless_present, read_by_index
 from outbox.sql.places import place_of
 from outbox.sql.schema import Tables
 
-SAMPLE_MAX = 1000
+MAX_SAMPLE = 1000
 """How many unsettled entries a check reads: it finds a problem that affects one in a hundred."""
 
-COMPARED_MAX = 10
+MAX_COMPARED = 10
 """How many entries' tags a secret is compared with, so that one malformed row decides nothing."""
 
 # --- the environment
@@ -54,7 +54,7 @@ def refuse_other_environment(connection: Connection, recorded: str, env: str, *,
 
 
 def require_own_entries(connection: Connection, tables: Tables, env: str) -> None:
-    """Raise `ConfigurationError` if an entry belongs to another env. Reads `SAMPLE_MAX` unsettled entries."""
+    """Raise `ConfigurationError` if an entry belongs to another env. Reads `MAX_SAMPLE` unsettled entries."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.env)
     found = select(some.c.env).where(some.c.env != env, some.c.suspended_reason.is_(None)).limit(1)
@@ -69,13 +69,13 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
 
 
 def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
-    """A column, the ids and `suspended_reason` of `SAMPLE_MAX` unsettled entries, or of all if there are fewer.
+    """A column, the ids and `suspended_reason` of `MAX_SAMPLE` unsettled entries, or of all if there are fewer.
 
     It takes the first ids: ids are digests, so this is a random sample. A subquery reads each entry by its index, because a join
     might read all entries.
     """
     entry, queue = tables.entry, tables.queue
-    first = select(queue.c.id, queue.c.suspended_reason).order_by(queue.c.id).limit(SAMPLE_MAX).subquery()
+    first = select(queue.c.id, queue.c.suspended_reason).order_by(queue.c.id).limit(MAX_SAMPLE).subquery()
     of_entry = select(column).where(entry.c.id == first.c.id).scalar_subquery()
     return select(first.c.id, of_entry.label(column.name), first.c.suspended_reason).subquery()
 
@@ -96,7 +96,7 @@ def require_usable(connection: Connection, tables: Tables, env: str, keyring: Ke
 
 
 def unknown_kid(connection: Connection, tables: Tables, known: Sequence[str]) -> str | None:
-    """A key id of an unsettled entry that is not in `known`, if there is one. Reads `SAMPLE_MAX` entries at most."""
+    """A key id of an unsettled entry that is not in `known`, if there is one. Reads `MAX_SAMPLE` entries at most."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.kid)
     found = select(some.c.kid).where(some.c.kid.not_in(known)).limit(1)
@@ -153,7 +153,7 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
     """Raise unless the tag of at least one sampled entry was derived from this secret: single rows may be malformed."""
     read_by_index(connection)
     entry, some = tables.entry, _some_entries(tables, tables.entry.c.kid)
-    few = connection.execute(select(some.c.id).where(some.c.kid == kid).limit(COMPARED_MAX)).scalars().all()
+    few = connection.execute(select(some.c.id).where(some.c.kid == kid).limit(MAX_COMPARED)).scalars().all()
     different = None
     for row in connection.execute(select(entry).where(entry.c.id.in_(few))):
         try:

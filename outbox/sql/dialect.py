@@ -35,7 +35,7 @@ from outbox.sql.connections import require_connection
 from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of, state_of
 from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.rendering import renders
-from outbox.sql.schema import STATEMENTS_MAX
+from outbox.sql.schema import MAX_STATEMENTS
 from outbox.sql.servers import DIALECTS, refused
 from outbox.times import Instant
 
@@ -129,7 +129,7 @@ transaction has locked or inserted.
 """
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def deleting_by_index(dialect: Dialect, column: Column[Any]) -> TextClause:
     """The DELETE of the rows with these `ids` on MariaDB."""
     preparer = dialect.identifier_preparer
@@ -141,7 +141,7 @@ def deleting_by_index(dialect: Dialect, column: Column[Any]) -> TextClause:
 # --- where a response's body is
 
 
-@lru_cache(STATEMENTS_MAX)  # every claim uses it, and building it costs about 0.1 ms
+@lru_cache(MAX_STATEMENTS)  # every claim uses it, and building it costs about 0.1 ms
 def stored_body(record: Table) -> ColumnElement[bytes]:
     """The body of a record: from its row, or on PostgreSQL from its day's partition; NULL if the partition was dropped.
 

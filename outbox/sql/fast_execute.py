@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
 
-from outbox.sql.schema import STATEMENTS_MAX
+from outbox.sql.schema import MAX_STATEMENTS
 from outbox.sql.statement_errors import hide_values, may_quote
 
 PLAIN_CORE = "outbox_plain_core"
@@ -138,6 +138,6 @@ def _has_listeners(connection: Connection) -> bool:
     )
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _sql(statement: Any, dialect: Dialect) -> str:
     return str(statement.compile(dialect=dialect))

@@ -25,8 +25,8 @@ def notify_sql(channel: str, payload: str) -> str:
 Due = frozenset[tuple[str, str]] | None
 """What has become due: destinations and operations; None for "anything"."""
 
-DUE_MAX = 50  # pairs in one hint
-PAYLOAD_BYTES_MAX = 4000  # PostgreSQL allows 8000
+MAX_DUE = 50  # pairs in one hint
+MAX_PAYLOAD_BYTES = 4000  # PostgreSQL allows 8000
 
 
 class Hint(NamedTuple):
@@ -50,13 +50,13 @@ def merged(first: Due, second: Due) -> Due:
     if first is None or second is None:
         return None
     both = first | second
-    return both if len(both) <= DUE_MAX else None
+    return both if len(both) <= MAX_DUE else None
 
 
 def encode(hint: Hint) -> str:
     due = None if hint.due is None else sorted(hint.due)
     payload = json.dumps({"due": due, "woken": hint.woken, "probe": hint.probe})
-    return payload if len(payload) <= PAYLOAD_BYTES_MAX else encode(hint._replace(due=None))
+    return payload if len(payload) <= MAX_PAYLOAD_BYTES else encode(hint._replace(due=None))
 
 
 def decode(payload: str) -> Hint:
@@ -70,7 +70,7 @@ def decode(payload: str) -> Hint:
 
 
 def _pairs(due: Any) -> Due:
-    if not isinstance(due, list) or len(due) > DUE_MAX:
+    if not isinstance(due, list) or len(due) > MAX_DUE:
         return None
     pairs = [tuple(pair) for pair in due if isinstance(pair, list) and len(pair) == 2]
     return frozenset([(name, operation) for name, operation in pairs if _is_named(name, operation)])

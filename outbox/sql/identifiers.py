@@ -7,8 +7,8 @@ from outbox.errors import InvalidValue
 POSTGRESQL: Dialect = make_url("postgresql://").get_dialect()()
 """For SQL as text, without a database."""
 
-NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
-PREFIX_BYTES_MAX = 32
+MAX_NAME_BYTES = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
+MAX_PREFIX_BYTES = 32
 """The longest prefix: it leaves room for names such as `settlement_settled`, and for those of later releases."""
 
 FORBIDDEN = "%:$\\."
@@ -18,16 +18,16 @@ schema's name."""
 
 def check_table_names(schema: str | None, prefix: str) -> None:
     """Raise `InvalidValue` for a schema or prefix with which tables cannot be created, or would be ambiguous."""
-    _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or put the tables into a separate schema")
+    _check("prefix", prefix, 0, MAX_PREFIX_BYTES, "give a shorter one, or put the tables into a separate schema")
     if schema is not None:
         _check(
-            "schema", schema, 1, NAME_BYTES_MAX, "name one that PostgreSQL can have, or None for the connection's own"
+            "schema", schema, 1, MAX_NAME_BYTES, "name one that PostgreSQL can have, or None for the connection's own"
         )
 
 
-def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: str) -> None:
-    if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= bytes_max:
-        raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {bytes_max} bytes: {way_out}")
+def _check(field: str, value: object, bytes_min: int, max_bytes: int, way_out: str) -> None:
+    if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= max_bytes:
+        raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {max_bytes} bytes: {way_out}")
     if any(character in FORBIDDEN for character in value):
         raise InvalidValue(field, value, f"must not contain any of {' '.join(FORBIDDEN)}")
 

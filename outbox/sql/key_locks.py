@@ -21,9 +21,9 @@ from outbox.sql.column_types import ID
 from outbox.sql.dialect import LOCK_NOT_AVAILABLE, deleting_by_index, is_timeout, sqlstate
 from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.rendering import renders
-from outbox.sql.schema import STATEMENTS_MAX, Tables, key_lock
+from outbox.sql.schema import MAX_STATEMENTS, Tables, key_lock
 
-LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
+MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 PAUSE_SECONDS = 0.02
 """Between two attempts on MariaDB. A server that waits itself counts in whole seconds, and ends a transaction for a deadlock."""
 
@@ -80,7 +80,7 @@ def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: time
         return True
     if connection.dialect.name == "mariadb":
         return _insert_lock_within(connection, tables, id, budget)
-    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
+    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), MAX_LOCK_TIMEOUT)
     if connection.dialect.name == "portable":
         return _lock_by_row(connection, tables, id, milliseconds)
 
@@ -189,7 +189,7 @@ def _insert_lock_within(connection: Connection, tables: Tables, id: UUID, budget
 _PAUSE = text("SELECT SLEEP(:seconds)")
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
     """ON DUPLICATE KEY UPDATE, though there is never a row: so each transaction that waits asks for the exclusive lock, and gets
     it in its turn. A plain INSERT asks for a shared one first, which all get at once, and then they deadlock.

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 
 from outbox.sql.mariadb_settings import note_undone
-from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import MICROSECOND
 
 
@@ -71,7 +71,7 @@ ROW_BYTES = 1000
 """A row's short values and the text around them. A long value may double, because quotes and zeros are escaped."""
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _block(dialect: Dialect, tables: Tables, stored: tuple[str, ...], queued: tuple[str, ...]) -> str:
     """A compound statement, which needs no right of its own."""
     names = dialect.identifier_preparer

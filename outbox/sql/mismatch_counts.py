@@ -9,7 +9,7 @@ from uuid import UUID
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 
-IDS_MAX = 1000
+MAX_IDS = 1000
 """In each schema so many records' counts are kept while they cannot be written; those of others are dropped."""
 
 
@@ -46,7 +46,7 @@ class MismatchCounts:
         with self._lock:
             is_first = not self._counts
             counts = self._counts.setdefault(mismatch.tables, Counter())
-            if mismatch.id in counts or len(counts) < IDS_MAX:
+            if mismatch.id in counts or len(counts) < MAX_IDS:
                 counts[mismatch.id] += requests
             return is_first
 

@@ -38,7 +38,7 @@ header, or of the derivation of keys. It is not increased for a new table, index
 migrations' revisions count these.
 """
 
-STATEMENTS_MAX = 256
+MAX_STATEMENTS = 256
 """How many built statements of one kind are cached. A process has one or a few sets of tables, each with a few statements."""
 
 
@@ -132,7 +132,7 @@ def _listen_for_positions(tables: Tables) -> None:
     event.listen(tables.queue, "after_drop", drop)
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def tables_of(schema: str | None, prefix: str) -> Tables:
     """Tables that all callers share, and only read. To define them takes 6 ms, and statements are kept for each set of tables."""
     return define_tables(MetaData(), schema=schema, prefix=prefix)
@@ -143,7 +143,7 @@ def key_lock(tables: Tables) -> Table:
     return _define_key_lock(tables.record.schema, tables.record.name.removesuffix("record"))
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(MAX_STATEMENTS)
 def _define_key_lock(schema: str | None, prefix: str) -> Table:
     """Never defined again, because other threads use it meanwhile."""
     return Table(f"{prefix}key_lock", MetaData(), Column("id", ID, primary_key=True), schema=schema)

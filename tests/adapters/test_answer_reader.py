@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.adapters.answer_reader import HEAD_BYTES_MAX, AnswerReader
+from dispatchers.adapters.answer_reader import MAX_HEAD_BYTES, AnswerReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
-BODY_BYTES_MAX = 10_000
+MAX_BODY_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def read(
     data: bytes, cuts: list[int] | None = None, *, closed: bool = False, asked: AnswerReader | None = None
 ) -> Read:
     """What is read in the pieces that `cuts` make."""
-    reader = asked or AnswerReader(BODY_BYTES_MAX)
+    reader = asked or AnswerReader(MAX_BODY_BYTES)
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts or []), len(data)]
     try:
         for start, end in pairwise(places):
@@ -152,8 +152,8 @@ def test_where_the_server_may_see_another_end_it_does_not(answer: bytes) -> None
 
 
 def test_the_answer_to_a_head_request_has_no_body() -> None:
-    assert read(OK + b"Content-Length: 2\r\n\r\n", asked=AnswerReader(BODY_BYTES_MAX, has_body=False)).reusable
-    assert not read(OK + b"Content-Length: 2\r\n\r\n{}", asked=AnswerReader(BODY_BYTES_MAX, has_body=False)).reusable
+    assert read(OK + b"Content-Length: 2\r\n\r\n", asked=AnswerReader(MAX_BODY_BYTES, has_body=False)).reusable
+    assert not read(OK + b"Content-Length: 2\r\n\r\n{}", asked=AnswerReader(MAX_BODY_BYTES, has_body=False)).reusable
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
@@ -206,7 +206,7 @@ def test_a_body_that_is_cut_short_is_not_whole(answer: bytes) -> None:
     ],
 )
 def test_what_is_no_head_is_no_answer(head: bytes) -> None:
-    asked = AnswerReader(BODY_BYTES_MAX)
+    asked = AnswerReader(MAX_BODY_BYTES)
 
     with pytest.raises(httpx.RemoteProtocolError) as raised:
         asked.feed(head + b"\r\n\r\n")
@@ -216,7 +216,7 @@ def test_what_is_no_head_is_no_answer(head: bytes) -> None:
 
 
 def test_a_connection_that_ends_before_the_head_does_is_no_answer() -> None:
-    reader = AnswerReader(BODY_BYTES_MAX)
+    reader = AnswerReader(MAX_BODY_BYTES)
     reader.feed(b"HTTP/1.1 200 OK\r\nX: y\r\n")
 
     with pytest.raises(httpx.RemoteProtocolError):
@@ -227,8 +227,8 @@ def test_a_connection_that_ends_before_the_head_does_is_no_answer() -> None:
 
 
 def test_a_long_head_is_read() -> None:
-    value = b"x" * (HEAD_BYTES_MAX - 100)
-    asked = AnswerReader(BODY_BYTES_MAX)
+    value = b"x" * (MAX_HEAD_BYTES - 100)
+    asked = AnswerReader(MAX_BODY_BYTES)
 
     feed_in_pieces(asked, OK + b"Content-Length: 0\r\nX: " + value + b"\r\n\r\n", 200)
 
@@ -238,21 +238,21 @@ def test_a_long_head_is_read() -> None:
 @pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
 @pytest.mark.parametrize("pieces", [1, 200])
 def test_a_head_without_end_is_no_answer(interim: bytes, pieces: int) -> None:
-    reader = AnswerReader(BODY_BYTES_MAX)
+    reader = AnswerReader(MAX_BODY_BYTES)
     reader.feed(interim + OK + b"X: ")
 
     with pytest.raises(httpx.RemoteProtocolError):
-        feed_in_pieces(reader, b"x" * (HEAD_BYTES_MAX + pieces), pieces)
+        feed_in_pieces(reader, b"x" * (MAX_HEAD_BYTES + pieces), pieces)
 
 
 @pytest.mark.parametrize(
     "start", [b"2\r\n{}\r\n", b"2\r\n{}\r\n2;", b"2\r\n{}\r\n0\r\nX: "], ids=["size", "extension", "trailers"]
 )
 def test_endless_data_between_chunks_ends_the_answer(start: bytes) -> None:
-    reader = AnswerReader(BODY_BYTES_MAX)
+    reader = AnswerReader(MAX_BODY_BYTES)
     reader.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n" + start)
 
-    feed_in_pieces(reader, b"1" * (HEAD_BYTES_MAX + 200), 200)
+    feed_in_pieces(reader, b"1" * (MAX_HEAD_BYTES + 200), 200)
 
     assert (reader.ended, reader.whole, bytes(reader.body)) == (True, False, b"{}")
 

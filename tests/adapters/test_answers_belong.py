@@ -151,7 +151,7 @@ def test_two_answers_to_a_request_on_a_used_connection_are_in_doubt(more: bytes)
 
 @pytest.mark.usefixtures("without_rest")
 def test_an_answer_before_the_request_has_arrived_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatchers.adapters.transport, "REUSED_BYTES_MAX", 100_000_000)
+    monkeypatch.setattr(dispatchers.adapters.transport, "MAX_REUSED_BYTES", 100_000_000)
 
     async def too_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await whole_request(reader)

@@ -279,7 +279,7 @@ def test_a_source_that_eventbridge_does_not_take_is_an_error_at_the_start(source
         ({"window": timedelta(minutes=6)}, "at most 0:05:00"),
         ({"window": None}, "at most 0:05:00"),
         ({"key_attribute": ""}, "name of a message attribute"),
-        ({"threads_max": 0}, "at least 1"),
+        ({"max_threads": 0}, "at least 1"),
         ({"endpoint_url": "nowhere"}, "Invalid endpoint: nowhere"),
     ],
     ids=str,

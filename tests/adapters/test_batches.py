@@ -18,7 +18,7 @@ def delivery(operation: str) -> Delivery:
 
 
 def test_a_batch_is_cut_by_the_number_and_the_size_of_its_items() -> None:
-    parts = parts_of([1, 1, 1, 1, 5, 4, 1, 99, 2], items_max=3, size_max=10, size=lambda item: item)
+    parts = parts_of([1, 1, 1, 1, 5, 4, 1, 99, 2], max_items=3, max_size=10, size=lambda item: item)
 
     assert [list(part) for part in parts] == [[1, 1, 1], [1, 5, 4], [1], [99], [2]]
 

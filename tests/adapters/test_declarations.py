@@ -31,12 +31,12 @@ def test_a_declaration_that_can_be_kept_is_taken(window: Any, encoding: Any) -> 
 
 def test_what_is_refused_names_the_operation_and_the_adapter() -> None:
     with pytest.raises(ConfigurationError, match=r"^the adapter of 'mail' \(Sender\): "):
-        check(Sender(attempts_max=0))
+        check(Sender(max_attempts=0))
 
 
 @pytest.mark.parametrize(
     "declared",
-    [{"timeout": 0 * SECOND}, {"timeout": -SECOND}, {"age_max": 0 * SECOND}, {"age_max": -SECOND}, {"attempts_max": 0}],
+    [{"timeout": 0 * SECOND}, {"timeout": -SECOND}, {"max_age": 0 * SECOND}, {"max_age": -SECOND}, {"max_attempts": 0}],
     ids=str,
 )
 def test_a_limit_that_allows_nothing_is_refused(declared: dict[str, Any]) -> None:
@@ -70,10 +70,10 @@ def test_a_window_too_short_for_a_second_attempt_is_refused(window: timedelta) -
 @pytest.mark.parametrize(
     ("key_format", "problem"),
     [
-        (KeyFormat(encoding="hex", chars_max=36), "hex keys have 64 characters, the service takes 36"),
-        (KeyFormat(encoding="hex", chars_max=45), "hex keys have 64 characters, the service takes 45"),
-        (KeyFormat(encoding="native", chars_max=35), "native keys have 36 characters, the service takes 35"),
-        (KeyFormat(encoding="uuid", chars_max=32), "uuid keys have 36 characters, the service takes 32"),
+        (KeyFormat(encoding="hex", max_chars=36), "hex keys have 64 characters, the service takes 36"),
+        (KeyFormat(encoding="hex", max_chars=45), "hex keys have 64 characters, the service takes 45"),
+        (KeyFormat(encoding="native", max_chars=35), "native keys have 36 characters, the service takes 35"),
+        (KeyFormat(encoding="uuid", max_chars=32), "uuid keys have 36 characters, the service takes 32"),
         (KeyFormat(alphabet="[A-Za-z0-9]"), "native keys contain '-_', the service takes [A-Za-z0-9]"),
         (KeyFormat(alphabet="[A-Za-z0-9-]"), "native keys contain '_', the service takes [A-Za-z0-9-]"),
         (KeyFormat(encoding="uuid", alphabet="[a-f0-9]"), "uuid keys contain '-', the service takes [a-f0-9]"),
@@ -91,10 +91,10 @@ def test_a_key_that_the_service_would_not_take_is_refused(key_format: KeyFormat,
 @pytest.mark.parametrize(
     "key_format",
     [
-        KeyFormat(chars_max=36),  # as Razorpay's payouts take them
-        KeyFormat(encoding="uuid", chars_max=36, alphabet="[a-f0-9-]"),
-        KeyFormat(chars_max=45),  # as Square takes them
-        KeyFormat(encoding="hex", chars_max=64, alphabet="[a-f0-9]"),
+        KeyFormat(max_chars=36),  # as Razorpay's payouts take them
+        KeyFormat(encoding="uuid", max_chars=36, alphabet="[a-f0-9-]"),
+        KeyFormat(max_chars=45),  # as Square takes them
+        KeyFormat(encoding="hex", max_chars=64, alphabet="[a-f0-9]"),
     ],
     ids=str,
 )
@@ -107,8 +107,8 @@ def test_a_key_that_just_fits_is_taken(key_format: KeyFormat) -> None:
     [
         ({"encoding": "x"}, "encoding='x' must be one of 'native', 'uuid', 'hex'"),
         ({"encoding": ["hex"]}, "encoding=['hex'] must be one of 'native', 'uuid', 'hex'"),
-        ({"chars_max": "36"}, "chars_max='36' must be an int of at least 1"),
-        ({"chars_max": 0}, "chars_max=0 must be an int of at least 1"),
+        ({"max_chars": "36"}, "max_chars='36' must be an int of at least 1"),
+        ({"max_chars": 0}, "max_chars=0 must be an int of at least 1"),
         ({"uuid_version": 7}, "uuid_version=7 must be one of 4, 5, 8"),
         ({"alphabet": "[a-"}, "alphabet='[a-' must be a regular expression: unterminated character set at position 0"),
         ({"alphabet": 5}, "alphabet=5 must be a regular expression: first argument must be string or compiled pattern"),
@@ -166,8 +166,8 @@ def test_an_adapter_that_inherits_everything_and_forgets_send_is_refused() -> No
     [
         {"window": 86_400},
         {"timeout": 30},
-        {"age_max": 86_400.0},
-        {"attempts_max": None},
+        {"max_age": 86_400.0},
+        {"max_attempts": None},
         {"at_least_once": "no"},
         {"failure_blocks_group": 0},
     ],

@@ -218,7 +218,7 @@ def test_a_success_that_cannot_be_parsed_or_stored_is_delivered_flagged(body: by
 
 
 def test_a_success_too_large_to_read_is_delivered_flagged() -> None:
-    outcome = answered(httpx.Response(200, content=b"{}"), answer_bytes_max=1)
+    outcome = answered(httpx.Response(200, content=b"{}"), max_answer_bytes=1)
 
     assert outcome == Delivered({"status": 200, "unparsed": True})
 

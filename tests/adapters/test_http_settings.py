@@ -86,13 +86,13 @@ def test_a_dispatcher_takes_it_with_every_declaration(ob: Outbox) -> None:
         origins=["https://a.test", "https://b.test"],
         window=timedelta(days=7),
         timeout=timedelta(seconds=10),
-        key_format=KeyFormat(encoding="hex", chars_max=64),
+        key_format=KeyFormat(encoding="hex", max_chars=64),
         replays_errors="2xx",
-        attempts_max=3,
-        age_max=timedelta(hours=1),
+        max_attempts=3,
+        max_age=timedelta(hours=1),
     )
 
     Dispatcher("sqlite://", adapters={"crm": crm}, outbox=ob)
 
-    assert (crm.attempts_max, crm.age_max, crm.timeout) == (3, timedelta(hours=1), timedelta(seconds=10))
+    assert (crm.max_attempts, crm.max_age, crm.timeout) == (3, timedelta(hours=1), timedelta(seconds=10))
     assert (crm.key_format.encoding, crm.replays_errors) == ("hex", "2xx")

@@ -111,7 +111,7 @@ def test_an_entry_is_not_in_doubt_if_the_brokers_went_away_before_it(
 
 
 def test_records_that_are_too_large_together_are_sent_alone(kafka: FaultyKafka) -> None:
-    kafka.bytes_max = 1_000
+    kafka.max_bytes = 1_000
     adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
 
     async def at_once() -> list[Outcome]:

@@ -74,7 +74,7 @@ def test_a_name_that_no_operation_can_have_is_refused() -> None:
 
 
 def test_a_route_has_the_declaration_as_plain_values_with_the_margin() -> None:
-    declared = {"window": FOREVER, "timeout": 7 * SECOND, "at_least_once": True, "attempts_max": 3, "age_max": LEASE}
+    declared = {"window": FOREVER, "timeout": 7 * SECOND, "at_least_once": True, "max_attempts": 3, "max_age": LEASE}
 
     route = routes(mail=Sender(**declared)).find("mail.send")
 

@@ -43,7 +43,7 @@ def test_a_kept_connection_that_went_stale_is_replaced_within_the_send(breaking:
 
 
 def test_a_connection_that_idled_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatchers.adapters.email.adapter.IDLE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.MAX_IDLE_SECONDS", 0.0)
     faulty = Faulty(at={"RSET": HANG})
 
     assert all(isinstance(outcome, Delivered) for outcome in against(faulty, twice))
@@ -79,7 +79,7 @@ def test_mails_at_once_have_a_connection_each_up_to_the_limit(most: int, connect
     async def work(adapter: SmtpAdapter) -> list[Outcome]:
         return await asyncio.gather(send(adapter), send(adapter))
 
-    outcomes = against(faulty, work, connections_max=most)
+    outcomes = against(faulty, work, max_connections=most)
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
     assert faulty.connections == connections
@@ -91,7 +91,7 @@ def test_a_mail_that_gets_no_connection_in_time_is_deferred() -> None:
     async def work(adapter: SmtpAdapter) -> list[Outcome]:
         return await asyncio.gather(send(adapter), send(adapter))
 
-    first, second = against(faulty, work, connections_max=1, timeout=timedelta(seconds=3))
+    first, second = against(faulty, work, max_connections=1, timeout=timedelta(seconds=3))
 
     assert isinstance(first, Unknown)
     assert second == Deferred("nothing was sent: connect: timed out (waiting for a connection)")

@@ -214,8 +214,8 @@ def test_an_unreachable_service_proves_nothing() -> None:
 
 
 def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_lookup, "PAGES_MAX", 2)
-    monkeypatch.setattr(stripe_lookup, "PAGE_OBJECTS_MAX", 3)
+    monkeypatch.setattr(stripe_lookup, "MAX_PAGES", 2)
+    monkeypatch.setattr(stripe_lookup, "MAX_PAGE_OBJECTS", 3)
     adapter = adapter_for(service)
     sent(adapter, *(delivery(id=UUID(int=number)) for number in range(7)))
 

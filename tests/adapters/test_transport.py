@@ -266,17 +266,17 @@ def test_a_body_is_read_up_to_its_bound_and_no_further() -> None:
     async def until_it_is_cut_off(transport: Transport, url: str) -> tuple[Answer, int]:
         return await transport.send(httpx.Request("POST", url)), await taken.get()
 
-    answer, written = over(endless, until_it_is_cut_off, answer_bytes_max=100_000)
+    answer, written = over(endless, until_it_is_cut_off, max_answer_bytes=100_000)
 
     assert (answer.status, len(answer.body), answer.whole) == (200, 100_000, False)
     assert written < 50_000_000  # what fits into the buffers between
 
 
-@pytest.mark.parametrize(("bytes_max", "whole"), [(4, True), (3, False)])
-def test_a_body_as_long_as_the_bound_is_whole(bytes_max: int, whole: bool) -> None:
-    (answer,) = send(answering(200, None), answer_bytes_max=bytes_max)
+@pytest.mark.parametrize(("max_bytes", "whole"), [(4, True), (3, False)])
+def test_a_body_as_long_as_the_bound_is_whole(max_bytes: int, whole: bool) -> None:
+    (answer,) = send(answering(200, None), max_answer_bytes=max_bytes)
 
-    assert (answer.body, answer.whole) == (b"null"[:bytes_max], whole)
+    assert (answer.body, answer.whole) == (b"null"[:max_bytes], whole)
 
 
 def test_compression_is_not_asked_for_and_never_undone() -> None:
@@ -316,7 +316,7 @@ def test_an_answer_shows_its_status_and_neither_headers_nor_body() -> None:
     [
         ({"timeout": 5}, "timeout must be a positive timedelta, not 5"),
         ({"timeout": timedelta(0)}, "timeout must be a positive timedelta, not datetime.timedelta(0)"),
-        ({"answer_bytes_max": -1}, "answer_bytes_max must be a number of bytes, 0 or more, not -1"),
+        ({"max_answer_bytes": -1}, "max_answer_bytes must be a number of bytes, 0 or more, not -1"),
         (
             {"proxy": "socks5://u:p@h"},
             "proxy must be a URL http://HOST:PORT or https://HOST:PORT (it is not shown)",

@@ -92,7 +92,7 @@ def test_on_a_terminal_the_question_names_the_count(
 def test_many_entries_need_a_limit_and_the_limit_holds(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_bulk, "UNASKED_MAX", 2)
+    monkeypatch.setattr(cli_bulk, "MAX_UNASKED", 2)
     put(database, ob, count=3)
     arguments = ("cancel", "--destination", "crm", *WHY, "--yes")
 

@@ -70,14 +70,14 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
 def test_destinations_shows_how_many_of_the_shared_permits_are_taken(database: Database) -> None:
     now = datetime.now(UTC)
     taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
-    throttle(database, "crm", permits_max=30, permits_taken=taken)
+    throttle(database, "crm", max_permits=30, permits_taken=taken)
     throttle(database, "mail")
 
     crm, mail = document("destinations", database=database)["destinations"]
     lines = succeeded("destinations", database=database).splitlines()
 
-    assert (crm["permits_max"], crm["permits_taken"]) == (30, 3)
-    assert (mail["permits_max"], mail["permits_taken"]) == (None, 0)
+    assert (crm["max_permits"], crm["permits_taken"]) == (30, 3)
+    assert (mail["max_permits"], mail["permits_taken"]) == (None, 0)
     assert lines[1].endswith("3 of 30 permits in use")
 
 

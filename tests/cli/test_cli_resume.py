@@ -150,7 +150,7 @@ def test_since_is_the_time_of_the_backup_where_no_dispatcher_noticed(database: D
 def test_a_resume_that_was_cut_short_is_gone_on_with(
     database: Database, ob: outbox.Outbox, stored: DatabaseIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_resume, "ROWS_MAX", 2)
+    monkeypatch.setattr(admin_resume, "MAX_ROWS", 2)
     ids = put(database, ob, count=5)
     real, batches = admin_resume._doubt, iter((True, True, False))
     word = admin_resume.OperatorDecision(env="test", actor="ada", reason="the disk was lost")

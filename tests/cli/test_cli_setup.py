@@ -249,7 +249,7 @@ def test_config_shows_the_revision_of_the_database(tmp_path: Path) -> None:
 
 def test_tables_that_the_app_made_are_shown_alike_by_check_and_config(database: Database) -> None:
     head = migrations.head()
-    made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN permits_max"
+    made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN max_permits"
 
     assert document("db", "check", **made) == {"revision": None, "needed": head}
     assert succeeded("db", "check", **made) == f"the tables are those of {head}, created by the app\n"
@@ -377,7 +377,7 @@ def test_what_a_factory_raises_is_shown_with_its_trace(tmp_path: Path, raised: s
 def test_what_the_outbox_refuses_in_a_factory_is_text(tmp_path: Path) -> None:
     body = "from dispatchers import Dispatcher\n\ndef make():\n    return Dispatcher('sqlite://', concurrency=0)\n"
 
-    assert run(tmp_path, body) == (1, "outbox: concurrency and in_flight_max must be at least 1\n")
+    assert run(tmp_path, body) == (1, "outbox: concurrency and max_in_flight must be at least 1\n")
 
 
 def test_without_the_extra_it_says_which_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,8 @@ def test_status_counts_unserved_entries_only_so_far(
     put(database, ob, "crm.gone", count=30)
     run_once(database, ob, adapters={"crm.upsert": MemoryAdapter()})
     age(database, HOUR)
-    monkeypatch.setattr(overview, "UNSERVED_MAX", 20)
-    monkeypatch.setattr(overview, "MARKED_READ_MAX", 10)
+    monkeypatch.setattr(overview, "MAX_UNSERVED", 20)
+    monkeypatch.setattr(overview, "MAX_MARKED_READ", 10)
 
     (gone,) = document("status", database=database)["unserved"]
 

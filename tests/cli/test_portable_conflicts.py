@@ -188,7 +188,7 @@ def test_a_resume_counts_what_it_changed_before_a_conflict(portable: Database, o
 def test_a_transaction_that_was_repeated_is_not_repeated_with_its_command(
     portable: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "PAUSE_SECONDS_MAX", 0)
+    monkeypatch.setattr(connections, "MAX_PAUSE_SECONDS", 0)
     tries = []
 
     @connections.repeated_after_conflicts

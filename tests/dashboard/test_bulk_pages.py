@@ -120,7 +120,7 @@ def test_a_long_decision_continues_with_a_button(
 ) -> None:
     put(database, ob, count=5)
     monkeypatch.setattr(bulk, "PIECE_SECONDS", 0.0)
-    monkeypatch.setattr(admin_bulk, "BATCH_ENTRIES_MAX", 2)
+    monkeypatch.setattr(admin_bulk, "MAX_BATCH_ENTRIES", 2)
 
     with dashboard(database) as app:
         browser = Browser(app)
@@ -197,7 +197,7 @@ def test_more_entries_than_the_limit_are_left_to_the_command(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(database, ob, count=3)
-    monkeypatch.setattr(bulk, "MATCHING_MAX", 2)
+    monkeypatch.setattr(bulk, "MAX_MATCHING", 2)
 
     with dashboard(database) as app:
         page = Browser(app).text("/bulk?decision=cancel")

@@ -6,13 +6,13 @@ from support.database import TABLES, Database
 from support.entries import put_one
 
 import outbox
-from dispatchers.admin.destinations import SHOWN_MAX
+from dispatchers.admin.destinations import MAX_SHOWN
 from outbox.sql.dialect import clock
 
 
 def test_a_page_lists_the_destinations_that_need_most(database: Database, ob: outbox.Outbox) -> None:
     put_one(database, ob, "zz.send")
-    names = [f"tenant-{number:04}" for number in range(SHOWN_MAX + 50)]
+    names = [f"tenant-{number:04}" for number in range(MAX_SHOWN + 50)]
     values = {"changed_at": clock(), "breaker": "closed", "breaker_failures": 0}
     for name in [*names, "zy"]:
         database.execute(sa.insert(TABLES.destination).values(name=name, paused=name == "zy", **values))
@@ -23,7 +23,7 @@ def test_a_page_lists_the_destinations_that_need_most(database: Database, ob: ou
         listed = browser.api("/destinations").json()
 
     shown = [each["name"] for each in listed["destinations"]]
-    assert (len(shown), shown[-2:]) == (SHOWN_MAX, ["zy", "zz"])
-    assert listed["destinations_in_all"] == SHOWN_MAX + 52
+    assert (len(shown), shown[-2:]) == (MAX_SHOWN, ["zy", "zz"])
+    assert listed["destinations_in_all"] == MAX_SHOWN + 52
     for page in pages:
-        assert f"{SHOWN_MAX} of {SHOWN_MAX + 52} destinations" in page
+        assert f"{MAX_SHOWN} of {MAX_SHOWN + 52} destinations" in page

@@ -15,7 +15,7 @@ from support.database import Database
 
 from dispatchers.dashboard import password_file
 from dispatchers.dashboard.password_file import PasswordFile, SignOut, user_line
-from dispatchers.dashboard.sign_in_limits import CLIENT_TRIES_MAX, REMEMBERED, TRIES_MAX, SignInLimits, network_of
+from dispatchers.dashboard.sign_in_limits import MAX_CLIENT_TRIES, MAX_TRIES, REMEMBERED, SignInLimits, network_of
 from outbox.errors import ConfigurationError
 
 PASSWORD = "correct horse: battery"
@@ -156,21 +156,21 @@ def test_wrong_passwords_are_bounded_by_name_and_by_client(
 
     counts = [Counter(each.status_code for each in answers) for answers in (of_one, of_many, elsewhere)]
     assert counts == [
-        {401: TRIES_MAX, 429: 60 - TRIES_MAX},
-        {401: CLIENT_TRIES_MAX - TRIES_MAX, 429: 60 - CLIENT_TRIES_MAX + TRIES_MAX},
+        {401: MAX_TRIES, 429: 60 - MAX_TRIES},
+        {401: MAX_CLIENT_TRIES - MAX_TRIES, 429: 60 - MAX_CLIENT_TRIES + MAX_TRIES},
         {401: 1},
     ]
     assert 0 < int(next(each for each in of_one if each.status_code == 429).headers["retry-after"]) <= 60
     assert right.status_code == 200
     lines = [record.getMessage() for record in caplog.records if "sign-in failed" in record.getMessage()]
     assert lines[0] == "a sign-in failed: name 'ada', from '192.0.2.1'"
-    assert len(lines) == CLIENT_TRIES_MAX + 1
+    assert len(lines) == MAX_CLIENT_TRIES + 1
 
 
 def test_who_has_signed_in_is_served_while_others_try_passwords(
     sqlite: Database, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(password_file, "WAITING_MAX", 3)
+    monkeypatch.setattr(password_file, "MAX_WAITING", 3)
     file = PasswordFile(users(tmp_path, user_line("ada", ["viewer"], PASSWORD)))
     gate = threading.Event()
 
@@ -212,16 +212,16 @@ def test_the_limits_forget_and_remember_a_bounded_number(monkeypatch: pytest.Mon
     now = [0.0]
     limits = SignInLimits(clock=lambda: now[0])
 
-    tries = [limits.try_now("192.0.2.1", "ada") for _ in range(TRIES_MAX + 1)]
+    tries = [limits.try_now("192.0.2.1", "ada") for _ in range(MAX_TRIES + 1)]
     now[0] = 61.0
     later = limits.try_now("192.0.2.1", "ada")
     for number in range(20_000):
         limits.try_now(f"10.0.{number // 250}.{number % 250}", "ada")
 
-    assert tries == [None] * TRIES_MAX + [60]
+    assert tries == [None] * MAX_TRIES + [60]
     assert later is None
     assert len(limits._tries) <= REMEMBERED
-    assert [limits.try_now("192.0.2.2", "x" * 300 + str(n)) for n in range(TRIES_MAX + 1)][-1] == 60
+    assert [limits.try_now("192.0.2.2", "x" * 300 + str(n)) for n in range(MAX_TRIES + 1)][-1] == 60
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
     filled(postgresql, FILL, f"UPDATE outbox_entry SET {of_seventh} WHERE parent = 'order:7'", QUEUED)
 
     with postgresql.engine.connect() as connection:
-        far = list_entries(connection, TABLES, Filter(), entries_max=1000).next
+        far = list_entries(connection, TABLES, Filter(), max_entries=1000).next
         for wanted, after, entries in [
             (Filter(), None, 50),
             (Filter(), far, 50),
@@ -96,7 +96,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
             (Filter(parent=ParentWanted("order:7", "test", "", "app")), None, 3),
         ]:
             with read_of(postgresql.engine) as read:
-                page = list_entries(connection, TABLES, wanted, entries_max=50, after=after)
+                page = list_entries(connection, TABLES, wanted, max_entries=50, after=after)
 
             assert len(page.entries) == entries
             assert whole(read) == []
@@ -108,7 +108,7 @@ def test_what_ended_is_found_by_when_it_did(postgresql: Database) -> None:
 
     wanted = Filter(states=ENDED_STATES, since=timedelta(minutes=10))
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
-        page = list_entries(connection, TABLES, wanted, entries_max=50)
+        page = list_entries(connection, TABLES, wanted, max_entries=50)
 
     assert len(page.entries) == 50
     assert whole(read) == []

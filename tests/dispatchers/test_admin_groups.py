@@ -7,7 +7,7 @@ from support.ordering import BUSY, OrderedService, put_in_group, send_all
 import outbox
 from dispatchers import Rejected
 from dispatchers.admin.counts import Count
-from dispatchers.admin.groups import WAITING_MAX, list_groups, read_group
+from dispatchers.admin.groups import MAX_WAITING, list_groups, read_group
 
 pytestmark = pytest.mark.on_mariadb
 
@@ -17,7 +17,7 @@ def test_a_blocked_group_names_what_blocks_it_and_counts_what_waits(database: Da
     send_all(database, ob, OrderedService(head=Rejected("declined")))
 
     with database.engine.begin() as connection:
-        page = list_groups(connection, TABLES, groups_max=10)
+        page = list_groups(connection, TABLES, max_groups=10)
         group = read_group(connection, TABLES, "ada")
 
     (listed,) = page.groups
@@ -34,8 +34,8 @@ def test_a_group_that_only_waits_is_listed_among_all(database: Database, ob: out
     send_all(database, ob, OrderedService(head=BUSY))
 
     with database.engine.begin() as connection:
-        blocked = list_groups(connection, TABLES, groups_max=10)
-        every = list_groups(connection, TABLES, groups_max=10, only_blocked=False)
+        blocked = list_groups(connection, TABLES, max_groups=10)
+        every = list_groups(connection, TABLES, max_groups=10, only_blocked=False)
 
     assert blocked.groups == []
     (group,) = every.groups
@@ -53,7 +53,7 @@ def test_groups_are_paged_by_their_key(database: Database, ob: outbox.Outbox, on
     listed, after = [], None
     with database.engine.begin() as connection:
         while True:
-            page = list_groups(connection, TABLES, groups_max=2, after=after, only_blocked=only_blocked)
+            page = list_groups(connection, TABLES, max_groups=2, after=after, only_blocked=only_blocked)
             listed += [group.ordering_key for group in page.groups]
             if page.next is None:
                 break
@@ -64,14 +64,14 @@ def test_groups_are_paged_by_their_key(database: Database, ob: outbox.Outbox, on
 
 def test_a_long_group_is_not_counted_to_its_end(postgresql: Database, ob: outbox.Outbox) -> None:
     with postgresql.begin() as session:
-        for number in range(WAITING_MAX + 100):
+        for number in range(MAX_WAITING + 100):
             ob.enqueue(session, "crm.x", {}, parent=f"order:{number}", ordering_key="long")
 
     with postgresql.engine.begin() as connection:
         group = read_group(connection, TABLES, "long")
 
     assert not group.waiting.is_exact
-    assert group.waiting.value >= WAITING_MAX
+    assert group.waiting.value >= MAX_WAITING
 
 
 def test_a_group_of_which_nothing_waits_is_empty(database: Database) -> None:

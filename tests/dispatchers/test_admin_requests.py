@@ -13,7 +13,7 @@ import outbox
 from dispatchers.admin.requests import RequestFilter, RequestPlace, list_requests, read_request
 from outbox.errors import EntryNotFound, InvalidValue
 from outbox.sql.dialect import clock_plus
-from outbox.times import SPAN_MAX
+from outbox.times import MAX_SPAN
 
 
 def answer(database: Database, ob: outbox.Outbox, key: str, *, scope: str = "acct_1", status: int = 201) -> UUID:
@@ -23,7 +23,7 @@ def answer(database: Database, ob: outbox.Outbox, key: str, *, scope: str = "acc
     return claim.id
 
 
-def pages(database: Database, requests_max: int = 50, rows_max: int = 100, **wanted: Any) -> list[UUID]:
+def pages(database: Database, max_requests: int = 50, max_rows: int = 100, **wanted: Any) -> list[UUID]:
     """The requests of every page."""
     found: list[UUID] = []
     after: RequestPlace | None = None
@@ -33,9 +33,9 @@ def pages(database: Database, requests_max: int = 50, rows_max: int = 100, **wan
                 connection,
                 TABLES,
                 RequestFilter(**wanted),
-                requests_max=requests_max,
+                max_requests=max_requests,
                 after=after,
-                rows_max=rows_max,
+                max_rows=max_rows,
             )
         found += [request.id for request in page.requests]
         if page.next is None:
@@ -49,7 +49,7 @@ def test_answered_requests_are_listed_the_newest_first(database: Database, ob: o
     Checkout(database, ob).accept()
 
     assert pages(database) == ids[::-1]
-    assert pages(database, requests_max=2) == ids[::-1]
+    assert pages(database, max_requests=2) == ids[::-1]
 
 
 @pytest.mark.every_value
@@ -64,11 +64,11 @@ def test_a_filter_selects_requests_within_a_bound(
         answer(database, ob, f"key {number}")
 
     with database.engine.begin() as connection:
-        near = list_requests(connection, TABLES, RequestFilter(**wanted), requests_max=5, rows_max=2)
+        near = list_requests(connection, TABLES, RequestFilter(**wanted), max_requests=5, max_rows=2)
 
     assert near.requests == []
     assert near.next is not None
-    assert pages(database, rows_max=2, **wanted) == [mine]
+    assert pages(database, max_rows=2, **wanted) == [mine]
 
 
 def test_open_requests_are_listed_by_their_state_the_oldest_first(database: Database, ob: outbox.Outbox) -> None:
@@ -78,9 +78,9 @@ def test_open_requests_are_listed_by_their_state_the_oldest_first(database: Data
     answer(database, ob, "answered")
     opened = [row.id for row in sorted(database.records, key=lambda row: row.created_at) if row.state == "accepted"]
 
-    assert pages(database, state="accepted", requests_max=2) == opened
+    assert pages(database, state="accepted", max_requests=2) == opened
     assert pages(database, state="leased") == []
-    assert pages(database, state="accepted", key="key 1", rows_max=1) == [opened[1]]
+    assert pages(database, state="accepted", key="key 1", max_rows=1) == [opened[1]]
 
 
 def test_a_request_is_shown_with_its_entries(database: Database, ob: outbox.Outbox) -> None:
@@ -101,7 +101,7 @@ def test_a_deleted_request_is_shown_by_its_tombstone(database: Database, ob: out
     kept = {
         name: getattr(record, name) for name in ("id", "env", "scope", "source", "fingerprint", "fingerprint_version")
     }
-    database.execute(sa.insert(TABLES.tombstone).values(**kept, forget_at=clock_plus(SPAN_MAX)))
+    database.execute(sa.insert(TABLES.tombstone).values(**kept, forget_at=clock_plus(MAX_SPAN)))
     database.execute(sa.delete(TABLES.record))
 
     with database.engine.begin() as connection:
@@ -119,7 +119,7 @@ def test_a_request_that_was_never_made_is_not_found(database: Database) -> None:
 
 def test_answered_is_no_state_of_an_open_request(database: Database) -> None:
     with database.engine.begin() as connection, pytest.raises(InvalidValue, match="must be one of"):
-        list_requests(connection, TABLES, RequestFilter(state="failed"), requests_max=1, rows_max=1)
+        list_requests(connection, TABLES, RequestFilter(state="failed"), max_requests=1, max_rows=1)
 
 
 def mismatch(database: Database, id: UUID, requests: int, minutes: int) -> None:
@@ -135,11 +135,11 @@ def test_mismatched_requests_are_listed_in_any_state_the_latest_first(database: 
     for minutes, id in enumerate([ids[2], opened, ids[0]]):
         mismatch(database, id, requests=10 + minutes, minutes=minutes)
 
-    assert pages(database, state="mismatched", requests_max=1) == [ids[2], opened, ids[0]]
-    assert pages(database, state="mismatched", key="key 0", rows_max=1) == [ids[0]]
+    assert pages(database, state="mismatched", max_requests=1) == [ids[2], opened, ids[0]]
+    assert pages(database, state="mismatched", key="key 0", max_rows=1) == [ids[0]]
     with database.engine.begin() as connection:
-        found = list_requests(connection, TABLES, RequestFilter(state="mismatched"), requests_max=50, rows_max=100)
-        usual = list_requests(connection, TABLES, RequestFilter(), requests_max=50, rows_max=100)
+        found = list_requests(connection, TABLES, RequestFilter(state="mismatched"), max_requests=50, max_rows=100)
+        usual = list_requests(connection, TABLES, RequestFilter(), max_requests=50, max_rows=100)
     assert [request.mismatches for request in found.requests] == [10, 11, 12]
     assert {request.id: request.mismatches for request in usual.requests} == dict(zip(ids, [12, 0, 10, 0], strict=True))
     assert [request.mismatched_at is None for request in usual.requests] == [True, False, True, False]

@@ -12,7 +12,7 @@ from support.entries import change, put, put_one, run_once
 import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.search import FOUND_MAX, Found, find
+from dispatchers.admin.search import MAX_FOUND, Found, find
 from outbox.errors import InvalidValue
 from outbox.keys import Tag, encode_hex, encode_native
 from outbox.times import NEVER
@@ -52,7 +52,7 @@ def test_the_apps_own_key_is_found_by_an_index(database: Database, ob: outbox.Ou
     id = put_one(database, ob, parent="invoice:42")
     change(database, id, due_at=NEVER)
 
-    assert ids(search(database, "invoice:42", rows_max=1)) == [id]
+    assert ids(search(database, "invoice:42", max_rows=1)) == [id]
 
 
 @pytest.mark.parametrize("encode", [encode_native, encode_hex, lambda tag: f" {encode_hex(tag).upper()} "])
@@ -88,7 +88,7 @@ def test_an_ordering_key_is_found(database: Database, ob: outbox.Outbox) -> None
     put(database, ob, count=2)
     group = put(database, ob, "crm.x", count=2, ordering_key="customer:7")
 
-    assert set(ids(search(database, "customer:7", rows_max=1))) == set(group)
+    assert set(ids(search(database, "customer:7", max_rows=1))) == set(group)
 
 
 def test_a_request_is_found_with_its_entries(database: Database, ob: outbox.Outbox) -> None:
@@ -109,7 +109,7 @@ def test_the_result_says_how_far_it_searched(database: Database, ob: outbox.Outb
     first, *_ = put(database, ob, count=5)
     late = put_one(database, ob, parent="late")
 
-    near, far = search(database, "late", rows_max=3), search(database, "late")
+    near, far = search(database, "late", max_rows=3), search(database, "late")
 
     waiting = {found.list: found for found in near.searched}["waiting entries, the longest due first"]
     assert (waiting.rows, waiting.is_whole, ids(near)) == (3, False, [])
@@ -119,11 +119,11 @@ def test_the_result_says_how_far_it_searched(database: Database, ob: outbox.Outb
 
 
 def test_what_many_entries_share_is_cut_off(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, "crm.x", count=FOUND_MAX + 1, ordering_key="customer:7")
+    put(database, ob, "crm.x", count=MAX_FOUND + 1, ordering_key="customer:7")
 
     found = search(database, "customer:7")
 
-    assert (len(found.entries), found.has_more) == (FOUND_MAX, True)
+    assert (len(found.entries), found.has_more) == (MAX_FOUND, True)
 
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\0b"])

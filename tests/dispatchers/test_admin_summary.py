@@ -48,8 +48,8 @@ def test_the_summary_counts_what_waits(database: Database, ob: outbox.Outbox) ->
 def test_above_a_limit_the_planner_estimates(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(destinations, "COUNTED_MAX", 100)
-    monkeypatch.setattr(summary, "DOUBTFUL_MAX", 100)
+    monkeypatch.setattr(destinations, "MAX_COUNTED", 100)
+    monkeypatch.setattr(summary, "MAX_DOUBTFUL", 100)
     put(postgresql, ob, count=500)
     if kind == "uncertain":
         postgresql.execute(sa.update(TABLES.queue).values(state="uncertain", maybe_sent=True))
@@ -65,7 +65,7 @@ def test_above_a_limit_the_planner_estimates(
 
 def estimated(connection: sa.Connection, kind: str) -> Count:
     if kind == "rows":
-        return count_rows(connection, sa.select(TABLES.queue.c.id), counted_max=100)
+        return count_rows(connection, sa.select(TABLES.queue.c.id), max_counted=100)
     if kind == "uncertain":
         return count_uncertain(connection, TABLES)
     (crm,) = read_destinations(connection, TABLES).destinations
@@ -76,8 +76,8 @@ def test_an_estimate_is_at_least_what_was_counted(database: Database, ob: outbox
     put(database, ob, count=20)  # unknown to the planner's statistics
 
     with database.engine.begin() as connection:
-        exact = count_rows(connection, sa.select(TABLES.queue.c.id), counted_max=20)
-        estimate = count_rows(connection, sa.select(TABLES.queue.c.id), counted_max=19)
+        exact = count_rows(connection, sa.select(TABLES.queue.c.id), max_counted=20)
+        estimate = count_rows(connection, sa.select(TABLES.queue.c.id), max_counted=19)
 
     assert exact == Count(value=20, is_exact=True)
     assert not estimate.is_exact

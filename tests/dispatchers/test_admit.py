@@ -78,15 +78,15 @@ def test_a_crashed_sender_is_followed_by_another_under_at_least_once() -> None:
 @EVERY_SERVICE
 def test_expired_leases_use_up_the_allowed_attempts(memory: Memory) -> None:
     """A payload that kills its process ends too: each lease that ran out counted as an attempt."""
-    change = admit(in_doubt(attempts=memory.attempts_max), memory, NOW)
+    change = admit(in_doubt(attempts=memory.max_attempts), memory, NOW)
 
     assert isinstance(change, MarkUncertain)
-    assert change.attempts == memory.attempts_max
+    assert change.attempts == memory.max_attempts
 
 
 def test_sent_too_often_without_doubt_is_failed() -> None:
-    """When `attempts_max` was lowered: nothing of it can have happened."""
-    change = admit(fresh(attempts=3), Memory(window=WINDOW, attempts_max=3), NOW)
+    """When `max_attempts` was lowered: nothing of it can have happened."""
+    change = admit(fresh(attempts=3), Memory(window=WINDOW, max_attempts=3), NOW)
 
     assert change == Settle("failed", attempts=3, reason="no answer in 3 attempts")
 

@@ -29,7 +29,7 @@ WHO: dict[str, Any] = {"actor": "ada", "reason": "looked"}
 
 def rows_of(database: Database, **wanted: Any) -> list[AuditRow]:
     with database.engine.connect() as connection:
-        return list(read_audit(connection, TABLES, AuditFilter(**wanted), rows_max=100).rows)
+        return list(read_audit(connection, TABLES, AuditFilter(**wanted), max_rows=100).rows)
 
 
 def short(row: AuditRow) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ def test_pages_follow_one_another_even_at_one_instant(database: Database) -> Non
     seen, after = [], None
     with database.engine.connect() as connection:
         while True:
-            page = read_audit(connection, TABLES, rows_max=3, after=after)
+            page = read_audit(connection, TABLES, max_rows=3, after=after)
             seen.append([row.target for row in page.rows])
             if (after := page.next) is None:
                 break
@@ -167,14 +167,14 @@ def test_a_page_of_a_long_audit_log_is_read_by_its_index(postgresql: Database) -
     rows = "SELECT now() - n * interval '1 s', 'ada', 'retry', 'entry', n::text, 1 FROM generate_series(1, 20000) AS n"
     postgresql.execute(sa.text(f"INSERT INTO outbox_audit (at, actor, action, kind, target, count) {rows}"))
     with postgresql.engine.connect() as connection:
-        page = read_audit(connection, TABLES, rows_max=50)
+        page = read_audit(connection, TABLES, max_rows=50)
         statements: list[tuple[str, Any]] = []
         sa.event.listen(
             connection,
             "before_cursor_execute",
             lambda c, cursor, statement, parameters, *rest: statements.append((statement, parameters)),
         )
-        read_audit(connection, TABLES, rows_max=50, after=page.next)
+        read_audit(connection, TABLES, max_rows=50, after=page.next)
         statement, parameters = statements[-1]
         plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars().all()
 

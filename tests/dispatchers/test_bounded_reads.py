@@ -181,7 +181,7 @@ class Paths:
 
     def list_ended(self) -> None:
         with self.engine.begin() as connection:
-            admin.list_entries(connection, TABLES, Filter(states=ENDED_STATES), entries_max=50)
+            admin.list_entries(connection, TABLES, Filter(states=ENDED_STATES), max_entries=50)
 
     def list_waiting(self) -> None:
         self.list_pages(Filter())
@@ -201,9 +201,9 @@ class Paths:
 
     def find(self) -> None:
         with self.engine.begin() as connection:
-            found = find(connection, TABLES, self.name, rows_max=500)
+            found = find(connection, TABLES, self.name, max_rows=500)
             assert self.entry in {entry.id for entry in found.entries}
-            find(connection, TABLES, "pi_3MtwBwLkdIwHu7ix", rows_max=500)
+            find(connection, TABLES, "pi_3MtwBwLkdIwHu7ix", max_rows=500)
 
     def summarize(self) -> None:
         with self.engine.begin() as connection:
@@ -211,28 +211,28 @@ class Paths:
 
     def list_groups(self) -> None:
         with self.engine.begin() as connection:
-            assert len(list_groups(connection, TABLES, groups_max=5, only_blocked=False).groups) == 5
+            assert len(list_groups(connection, TABLES, max_groups=5, only_blocked=False).groups) == 5
             read_group(connection, TABLES, "group 1")
 
     def list_requests(self) -> None:
         with self.engine.begin() as connection:
-            page = list_requests(connection, TABLES, RequestFilter(), requests_max=50, rows_max=500)
+            page = list_requests(connection, TABLES, RequestFilter(), max_requests=50, max_rows=500)
             assert len(page.requests) == 50
             missing = RequestFilter(key="nobody's")
-            list_requests(connection, TABLES, missing, requests_max=50, after=page.next, rows_max=500)
+            list_requests(connection, TABLES, missing, max_requests=50, after=page.next, max_rows=500)
             assert read_request(connection, TABLES, self.record).record is not None
 
     def list_pages(self, wanted: Filter) -> None:
         after: Place | None = None
         for _ in range(3):
             with self.engine.begin() as connection:
-                page = admin.list_entries(connection, TABLES, wanted, entries_max=50, after=after)
+                page = admin.list_entries(connection, TABLES, wanted, max_entries=50, after=after)
             assert len(page.entries) == 50
             after = page.next
 
     def search(self, wanted: Filter) -> None:
         with self.engine.begin() as connection:
-            page = admin.list_entries(connection, TABLES, wanted, entries_max=50, rows_max=500)
+            page = admin.list_entries(connection, TABLES, wanted, max_entries=50, max_rows=500)
         assert len(page.entries) < 50
         assert page.next is not None
 

@@ -16,10 +16,10 @@ from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.admin.bulk import (
-    BATCH_ENTRIES_MAX,
     CHANGED,
     DELETED,
     LOCKED,
+    MAX_BATCH_ENTRIES,
     NEWS,
     BulkDecision,
     Preview,
@@ -103,7 +103,7 @@ def test_each_entry_is_decided_once_and_the_audit_log_counts_them(database: Data
 
 
 def test_many_batches_are_one_row_of_the_audit_log(database: Database, ob: outbox.Outbox) -> None:
-    count = 2 * BATCH_ENTRIES_MAX + 1
+    count = 2 * MAX_BATCH_ENTRIES + 1
     put(database, ob, count=count)
     found = previewed(database, WAITING, CANCEL)
     slept: list[float] = []
@@ -267,7 +267,7 @@ def test_beside_a_dispatcher_an_entry_is_sent_or_cancelled_never_both(database: 
 
 
 def test_a_batch_that_fails_changes_nothing_and_the_ones_before_stay(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=BATCH_ENTRIES_MAX + 5)
+    put(database, ob, count=MAX_BATCH_ENTRIES + 5)
     found = previewed(database, WAITING, CANCEL)
     steps = decide(database.engine, TABLES, CANCEL, found, pause=lambda seconds: None)
     first = next(steps)
@@ -277,7 +277,7 @@ def test_a_batch_that_fails_changes_nothing_and_the_ones_before_stay(database: D
         next(steps)
 
     database.execute(sa.text("ALTER TABLE moved RENAME TO outbox_audit"))
-    assert first.done == BATCH_ENTRIES_MAX == audit_rows(database)[0][3] == sum(decision_events(database).values())
+    assert first.done == MAX_BATCH_ENTRIES == audit_rows(database)[0][3] == sum(decision_events(database).values())
     assert decide_all(database, WAITING, CANCEL).done == 5
 
 

@@ -33,7 +33,7 @@ def decided(database: Database, engine: sa.Engine, wanted: Filter, decision: Bul
 def test_what_another_operator_is_deciding_is_skipped_and_counted(
     postgresql: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "LOCK_MS_MAX", 50)
+    monkeypatch.setattr(bulk, "MAX_LOCK_MS", 50)
     app = outbox.Outbox(Keyring.from_text(SECRET_TEXT), env="test")
     first, *_ = put(postgresql, app, count=3)
     run_once(postgresql, app, adapters={"crm": MemoryAdapter(lambda delivery: Rejected("no"))})

@@ -69,7 +69,7 @@ def test_the_outcome_is_kept_and_only_the_callback_is_repeated(shop: Shop) -> No
 
 
 def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = (time_limits.BACKOFF_MAX, time_limits.BACKOFF_MAX)  # three runs take longer than a second somewhere
+    longest = (time_limits.MAX_BACKOFF, time_limits.MAX_BACKOFF)  # three runs take longer than a second somewhere
     monkeypatch.setattr(time_limits.backoff, "__defaults__", longest)
     put_one(shop.database, shop.ob)
     shop.on_settled(failing(shop, ValueError("a bug"), times=9))

@@ -42,12 +42,12 @@ def test_no_more_is_claimed_than_callbacks_settle_within_a_lease(
             break
         pace.reserve("crm", free)
 
-    claimed = pace.entries_max - pace.free_in_all
+    claimed = pace.max_entries - pace.free_in_all
     assert claimed <= 2 * at_once or claimed == UNLIMITED or claimed * pace.seconds_each <= at_once * usable / 2 * 1.001
-    assert pace.free_in_all >= pace.entries_max // 2 or claimed < UNLIMITED // 2, (
+    assert pace.free_in_all >= pace.max_entries // 2 or claimed < UNLIMITED // 2, (
         "one destination leaves half to the others"
     )
-    assert pace.entries_max >= 2 * at_once, "none of the callbacks waits for a claim"
+    assert pace.max_entries >= 2 * at_once, "none of the callbacks waits for a claim"
 
 
 def test_a_backlog_of_callbacks_is_one_delivery_each_and_no_history(postgresql: Database, ob: outbox.Outbox) -> None:

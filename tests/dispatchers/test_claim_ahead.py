@@ -25,7 +25,7 @@ from dispatchers.transitions import ClaimedEntry, Send
 
 
 def measured(ended: int, seconds: float, name: str = "crm", ahead: ClaimAhead | None = None) -> int:
-    ahead = ahead or ClaimAhead(lambda name: True, entries_max=500)
+    ahead = ahead or ClaimAhead(lambda name: True, max_entries=500)
     begin = 1e9
     assert ahead.entries(name, begin) == 0
     for _ in range(ended):
@@ -46,7 +46,7 @@ def test_no_more_than_the_limit_is_claimed_ahead() -> None:
 
 
 def test_a_rate_counts_for_the_present_only() -> None:
-    ahead = ClaimAhead(lambda name: name.startswith("crm"), entries_max=500)
+    ahead = ClaimAhead(lambda name: name.startswith("crm"), max_entries=500)
     ahead.entries("crm", 0.0)
     for _ in range(1000):
         ahead.note_end("crm")
@@ -57,7 +57,7 @@ def test_a_rate_counts_for_the_present_only() -> None:
 
 
 def test_entries_claimed_ahead_leave_permits_to_other_destinations() -> None:
-    ahead = ClaimAhead(lambda name: name.startswith("crm"), entries_max=10)
+    ahead = ClaimAhead(lambda name: name.startswith("crm"), max_entries=10)
     scheduler = Scheduler(["crm", "mail"], permits=4, permits_in_all=20, ahead=ahead)
     scheduler.claims_ahead = True
     scheduler.found(scheduler.take(0.0), [])
@@ -75,7 +75,7 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     few, looked_up = MemoryAdapter(), MemoryAdapter(window=None, find=True)
-    few.attempts_max, looked_up.at_least_once = 2, True  # two crashes would be the end, and each a lookup
+    few.max_attempts, looked_up.at_least_once = 2, True  # two crashes would be the end, and each a lookup
     adapters = {"crm": MemoryAdapter(), "mail": MemoryAdapter(window=None), "bank": few, "sms": looked_up}
     limits = {"crm:acct_1": Limits(concurrency_in_all=2), "shop": Limits(rate=10), "shop:acct_1": Limits()}
     working = dispatcher(postgresql, ob, adapters=adapters | {"shop": MemoryAdapter()}, limits=limits)

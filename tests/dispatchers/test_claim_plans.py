@@ -20,7 +20,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 from outbox.times import EPOCH
 
-WAL_BYTES_MAX = 700  # per drained entry; 480 were measured
+MAX_WAL_BYTES = 700  # per drained entry; 480 were measured
 HOT_MIN = 0.9
 STRIPE_FORM = "native stripe version=2025-10-29.clover account=- mode=test"
 
@@ -150,7 +150,7 @@ def test_different_quotas_of_destinations_are_claimed_in_few_statements(
     claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as sent:
-        claimed = claim(store, *(quota(name, permits) for name, permits in wanted.items()), entries_max=2000)
+        claimed = claim(store, *(quota(name, permits) for name, permits in wanted.items()), max_entries=2000)
 
     assert len(sent) == 7  # the transaction's guards; 1, 2, 4, 8, 16 and 32 of each
     taken = Counter(entry.destination for entry in claimed)
@@ -193,7 +193,7 @@ def test_draining_an_entry_writes_little_wal(postgresql: Database, ob: outbox.Ou
         written.append(wal_written(postgresql) - before)
 
     # The least: another checkpoint, or others on an older server, only ever add to it.
-    assert 0 < min(written) / 1000 <= WAL_BYTES_MAX
+    assert 0 < min(written) / 1000 <= MAX_WAL_BYTES
 
 
 def wal_written(database: Database) -> int:
@@ -205,7 +205,7 @@ def wal_written(database: Database) -> int:
 
 
 def drain(store: DatabaseStore, batch: int, form: str) -> None:
-    while entries := claim(store, quota(permits=512), entries_max=batch, forms={"crm": form}):
+    while entries := claim(store, quota(permits=512), max_entries=batch, forms={"crm": form}):
         settle(store, *drained(entries))
 
 
@@ -222,7 +222,7 @@ def test_a_claim_locks_no_row_that_it_does_not_take(
     quotas = [quota(name, each) for name, each in zip(names, permits, strict=True)]
 
     with postgresql.engine.connect() as connection:
-        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*quotas, entries_max=300))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*quotas, max_entries=300))
         xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
         locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
 

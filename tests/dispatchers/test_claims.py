@@ -62,13 +62,13 @@ def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -
     assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
 
 
-def test_a_claim_never_takes_more_than_its_permits_or_than_entries_max(bench: Bench) -> None:
+def max_test_a_claim_never_takes_more_than_its_permits_or_than_entries(bench: Bench) -> None:
     put(bench.database, bench.ob, count=10)
     put(bench.database, bench.ob, "mail.send", count=10)
 
     by_permits = claim(bench.store, quota("crm", 3), quota("mail", 1))
-    by_total = claim(bench.store, quota("crm", 4), quota("mail", 8), entries_max=5)
-    of_none = claim(bench.store, quota("crm", 4), entries_max=0)
+    by_total = claim(bench.store, quota("crm", 4), quota("mail", 8), max_entries=5)
+    of_none = claim(bench.store, quota("crm", 4), max_entries=0)
 
     assert [entry.destination for entry in by_permits].count("crm") == 3
     assert [entry.destination for entry in by_permits].count("mail") == 1
@@ -76,15 +76,15 @@ def test_a_claim_never_takes_more_than_its_permits_or_than_entries_max(bench: Be
     assert of_none == []
 
 
-def test_a_claim_never_takes_more_with_callbacks_than_callbacks_max(bench: Bench) -> None:
+def max_test_a_claim_never_takes_more_with_callbacks_than_callbacks(bench: Bench) -> None:
     for operation in ("bank.do", "crm.upsert", "mail.send"):
         put(bench.database, bench.ob, operation, count=10)
     called = [quota(name, permits)._replace(called_back=permits) for name, permits in (("bank", 4), ("mail", 3))]
 
     claimed = Counter(
-        entry.destination for entry in claim(bench.store, called[0], quota("crm", 4), called[1], callbacks_max=5)
+        entry.destination for entry in claim(bench.store, called[0], quota("crm", 4), called[1], max_callbacks=5)
     )
-    of_none = claim(bench.store, called[0], quota("crm", 4), callbacks_max=0)
+    of_none = claim(bench.store, called[0], quota("crm", 4), max_callbacks=0)
 
     assert claimed == {"bank": 4, "crm": 4, "mail": 1}
     assert {entry.destination for entry in of_none} == {"crm"}
@@ -311,7 +311,7 @@ def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch
     put(bench.database, bench.ob, "mail.send")
     (entry,) = claim(bench.store, quota(permits=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
-    monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
+    monkeypatch.setattr(store_gauges, "MAX_ROWS_OF_ONE", 3)
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)
 
     gauges = asyncio.run(report_gauges(bench.store.run, TABLES))

@@ -152,7 +152,7 @@ def wait_for_a_lock(mariadb: Database) -> None:
 def test_long_results_are_inserted_in_parts(
     mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_mariadb, "TEXT_CHARS_MAX", 10_000)
+    monkeypatch.setattr(claims_mariadb, "MAX_TEXT_CHARS", 10_000)
     result = "100 % 'ünï' \\ " * 100
 
     sent = drain(mariadb, ob, result)

@@ -63,7 +63,7 @@ def test_a_request_waits_for_the_entries_of_another_outbox(database: Database, o
     """For example of the default outbox, and of one that a module has made from the same settings."""
     checkout = Checkout(database, ob)
     checkout.on_completed()
-    other = outbox.Outbox(ob.configuration.keyring, env="test", payload_bytes_max=limit)
+    other = outbox.Outbox(ob.configuration.keyring, env="test", max_payload_bytes=limit)
     with database.begin() as session, ob.idempotent(session, "k", scope="a", request={}) as claim:
         ob.enqueue(session, CHARGE, {})
         other.enqueue(session, "mail.receipt", {}, parent="invoice:42")
@@ -220,8 +220,8 @@ def test_a_request_that_another_release_settled_is_completed_by_this_one(
 def test_more_open_requests_than_a_page_holds_do_not_hide_a_later_one(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.store.queries.ACCEPTED_MAX", 2)
-    monkeypatch.setattr("dispatchers.pipeline.completion.ACCEPTED_MAX", 2)
+    monkeypatch.setattr("dispatchers.store.queries.MAX_ACCEPTED", 2)
+    monkeypatch.setattr("dispatchers.pipeline.completion.MAX_ACCEPTED", 2)
     checkout = Checkout(database, ob)
     checkout.on_completed()
     for number in range(5):

@@ -233,7 +233,7 @@ def test_in_progress_is_not_success(memory: Memory) -> None:
 
 @pytest.mark.parametrize("outcome", [InProgress(), Unknown("reset")], ids=["in progress", "unknown"])
 def test_the_last_allowed_attempt_without_an_answer_is_uncertain(outcome: Outcome) -> None:
-    memory = Memory(window=WINDOW, attempts_max=4)
+    memory = Memory(window=WINDOW, max_attempts=4)
 
     last_but_one = after(in_doubt(attempts=2), outcome, memory)
     last = after(in_doubt(attempts=3), outcome, memory)
@@ -243,13 +243,13 @@ def test_the_last_allowed_attempt_without_an_answer_is_uncertain(outcome: Outcom
 
 
 def test_a_single_allowed_attempt_without_an_answer_is_uncertain() -> None:
-    change = after(fresh(), Unknown("reset"), Memory(window=WINDOW, attempts_max=1))
+    change = after(fresh(), Unknown("reset"), Memory(window=WINDOW, max_attempts=1))
 
     assert state_of(change) == "uncertain"
 
 
 def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
-    change = after(fresh(deliveries=100), Deferred("busy"), Memory(window=WINDOW, attempts_max=1))
+    change = after(fresh(deliveries=100), Deferred("busy"), Memory(window=WINDOW, max_attempts=1))
 
     assert state_of(change) == "retry"
 
@@ -268,23 +268,23 @@ def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
 def test_past_its_age_an_entry_fails_if_never_sent_else_is_uncertain(
     entry: ClaimedEntry, outcome: Outcome, state: str
 ) -> None:
-    just_inside = after(entry._replace(first_leased_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
-    at_the_limit = after(entry._replace(first_leased_at=NOW - KEYS.age_max), outcome, KEYS)
+    just_inside = after(entry._replace(first_leased_at=NOW - KEYS.max_age + INSTANT), outcome, KEYS)
+    at_the_limit = after(entry._replace(first_leased_at=NOW - KEYS.max_age), outcome, KEYS)
 
     assert state_of(just_inside) == "retry"
     assert state_of(at_the_limit) == state
 
 
 def test_the_age_counts_from_the_first_due_time_not_from_the_queue() -> None:
-    change = after(fresh(first_leased_at=NOW - KEYS.age_max, queued_at=NOW), Deferred("busy"))
+    change = after(fresh(first_leased_at=NOW - KEYS.max_age, queued_at=NOW), Deferred("busy"))
 
     assert state_of(change) == "failed"
 
 
 @EVERY_SERVICE
 def test_the_first_attempt_is_always_allowed_however_old_the_entry(memory: Memory) -> None:
-    """Dispatchers that were down for longer than `age_max` must not fail what they never tried."""
-    entry = fresh(first_leased_at=NOW - 10 * memory.age_max)
+    """Dispatchers that were down for longer than `max_age` must not fail what they never tried."""
+    entry = fresh(first_leased_at=NOW - 10 * memory.max_age)
 
     assert admit(entry, memory, NOW) is None
 
@@ -313,28 +313,28 @@ def test_a_sender_that_set_the_entry_to_wait_since_has_not_crashed(deliveries: i
 
 
 def test_what_senders_crash_with_is_ended_by_attempts_and_window_alone() -> None:
-    old = in_doubt(deliveries=3, attempts=2, first_leased_at=NOW - 9 * KEYS.age_max)
+    old = in_doubt(deliveries=3, attempts=2, first_leased_at=NOW - 9 * KEYS.max_age)
     late = in_doubt(NOW - WINDOW, deliveries=3, attempts=2)
 
     assert state_of(admit(old, KEYS, NOW)) == "retry"
     assert state_of(admit(late, KEYS, NOW)) == "uncertain"
-    assert state_of(admit(old._replace(attempts=KEYS.attempts_max), KEYS, NOW)) == "uncertain"
+    assert state_of(admit(old._replace(attempts=KEYS.max_attempts), KEYS, NOW)) == "uncertain"
 
 
 def test_a_success_counts_however_late_it_comes() -> None:
-    change = after(in_doubt(NOW - 9 * WINDOW, attempts=99, first_leased_at=NOW - 9 * KEYS.age_max), Delivered())
+    change = after(in_doubt(NOW - 9 * WINDOW, attempts=99, first_leased_at=NOW - 9 * KEYS.max_age), Delivered())
 
     assert state_of(change) == "delivered"
 
 
 def test_a_rejection_at_first_counts_however_late_it_comes() -> None:
-    change = after(fresh(first_leased_at=NOW - 9 * KEYS.age_max, leased_at=NOW - 9 * WINDOW), Rejected("no"))
+    change = after(fresh(first_leased_at=NOW - 9 * KEYS.max_age, leased_at=NOW - 9 * WINDOW), Rejected("no"))
 
     assert state_of(change) == "failed"
 
 
 def test_an_age_without_practical_limit_is_no_error() -> None:
-    change = after(fresh(), Deferred("busy"), Memory(window=WINDOW, age_max=timedelta.max))
+    change = after(fresh(), Deferred("busy"), Memory(window=WINDOW, max_age=timedelta.max))
 
     assert state_of(change) == "retry"
 

@@ -28,7 +28,7 @@ from support.decide import (
 
 from dispatchers.decide import decide
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.time_limits import BACKOFF_FIRST, BACKOFF_MAX, FOREVER, Memory, backoff, last_safe_send
+from dispatchers.time_limits import BACKOFF_FIRST, FOREVER, MAX_BACKOFF, Memory, backoff, last_safe_send
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 
 HALF_A_SECOND = SECOND / 2  # the backoff of a first delivery with the jitter of `after`
@@ -74,7 +74,7 @@ def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
     change = after(entry, Deferred("busy", asked), KEYS)
 
     assert isinstance(change, Retry)
-    assert change.delay == KEYS.age_max - HOUR
+    assert change.delay == KEYS.max_age - HOUR
 
 
 @pytest.mark.parametrize("outcome", [Unknown("busy", timedelta.max), InProgress(timedelta.max)], ids=["unknown", "409"])
@@ -131,8 +131,8 @@ def test_what_must_wait_past_the_last_margin_is_not_sent_again() -> None:
         (2, 2 * SECOND),
         (5, 16 * SECOND),
         (10, 512 * SECOND),
-        (11, BACKOFF_MAX),
-        (1_000_000, BACKOFF_MAX),
+        (11, MAX_BACKOFF),
+        (1_000_000, MAX_BACKOFF),
     ],
 )
 def test_backoff_doubles_with_each_delivery_up_to_its_cap_less_jitter(deliveries: int, ceiling: timedelta) -> None:
@@ -143,7 +143,7 @@ def test_backoff_doubles_with_each_delivery_up_to_its_cap_less_jitter(deliveries
 
 def test_backoff_begins_with_a_second_and_is_capped_at_ten_minutes() -> None:
     assert BACKOFF_FIRST == SECOND
-    assert BACKOFF_MAX == 10 * MINUTE
+    assert MAX_BACKOFF == 10 * MINUTE
 
 
 @pytest.mark.parametrize("jitter", [0, 0.5, 0.999])
@@ -172,8 +172,8 @@ MEMORIES = st.builds(
     Memory,
     window=st.sampled_from([None, FOREVER, HOUR, DAY]),
     at_least_once=st.booleans(),
-    attempts_max=st.integers(1, 5),
-    age_max=DURATIONS.filter(bool),
+    max_attempts=st.integers(1, 5),
+    max_age=DURATIONS.filter(bool),
 )
 
 
@@ -192,7 +192,7 @@ def entries(draw: st.DrawFn) -> ClaimedEntry:
 
 
 @settings(max_examples=100)
-@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, exclude_max=True))
+@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, max_exclude=True))
 def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
     entry: ClaimedEntry, outcome: Outcome, memory: Memory, jitter: float
 ) -> None:
@@ -201,9 +201,9 @@ def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
     match change:
         case Retry():
             last = last_safe_send(change.in_doubt_since, memory)
-            assert timedelta(0) <= change.delay <= entry.first_leased_at + memory.age_max - NOW
+            assert timedelta(0) <= change.delay <= entry.first_leased_at + memory.max_age - NOW
             assert last is None or NOW + change.delay < last
-            assert change.attempts < memory.attempts_max or isinstance(outcome, Deferred)
+            assert change.attempts < memory.max_attempts or isinstance(outcome, Deferred)
             assert change.maybe_sent == (change.in_doubt_since is not None)
         case MarkUncertain():
             assert change.maybe_sent

@@ -65,7 +65,7 @@ def use_up_rate(database: Database) -> None:
 def take_permits(database: Database) -> None:
     with database.observer.connect() as connection:
         until = database_now(connection) + HOUR
-    hold(database, permits_taken=as_record([Taken(uuid4(), 1, until)]), permits_max=1)
+    hold(database, permits_taken=as_record([Taken(uuid4(), 1, until)]), max_permits=1)
 
 
 HOLDS: dict[str, tuple[Callable[[Database], None], dict[str, Limits]]] = {

@@ -236,9 +236,9 @@ def test_by_default_every_encoding_fits(key_format: KeyFormat) -> None:
 @pytest.mark.parametrize(("encoding", "chars"), [("native", 36), ("uuid", 36), ("hex", 64)])
 def test_a_key_fits_exactly_or_not_at_all(encoding: Any, chars: int) -> None:
     """Never cut short: two effects could then share a key."""
-    assert KeyFormat(encoding=encoding, chars_max=chars).misfit() is None
+    assert KeyFormat(encoding=encoding, max_chars=chars).misfit() is None
     assert (
-        KeyFormat(encoding=encoding, chars_max=chars - 1).misfit()
+        KeyFormat(encoding=encoding, max_chars=chars - 1).misfit()
         == f"{encoding} keys have {chars} characters, the service takes {chars - 1}"
     )
 

@@ -49,7 +49,7 @@ def test_the_limits_on_what_is_in_flight_hold(database: Database, ob: outbox.Out
 
     async def main() -> None:
         service = Gated()
-        working = dispatcher(database, ob, adapters={"crm": service, "mail": service}, concurrency=4, in_flight_max=6)
+        working = dispatcher(database, ob, adapters={"crm": service, "mail": service}, concurrency=4, max_in_flight=6)
         pump = asyncio.create_task(pumping(working, lambda: states(database) == {"delivered": 40}))
         for sent in range(40):  # one leaves at a time, and another may come
             await until_true(lambda: sum(map(len, waiting.values())) >= min(6, 40 - sent))  # noqa: B023

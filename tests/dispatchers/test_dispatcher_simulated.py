@@ -52,7 +52,7 @@ class FakeStore:
         if request is not None and request.quotas:
             self.requests.append(request)
             size = min(
-                sum(quota.permits for quota in request.quotas if quota.destination == "crm"), request.entries_max
+                sum(quota.permits for quota in request.quotas if quota.destination == "crm"), request.max_entries
             )
             taken, self.queue = self.queue[:size], self.queue[size:]
             claimed = [entry._replace(leased_at=self.now, lease_token=request.token) for entry in taken]
@@ -81,7 +81,7 @@ class FakeStore:
         self.seconds += self.lag_of_keys
         return key_fields("test", ParentKey("order:1"), "crm.upsert", "")
 
-    connections_max = None
+    max_connections = None
     dialect = "sqlite"
 
     @property
@@ -198,7 +198,7 @@ def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(ob: outbox.
     asked: list[int] = []
 
     async def main() -> None:
-        working = simulated(store, ob, adapter, in_flight_max=4, poll=timedelta(seconds=10))
+        working = simulated(store, ob, adapter, max_in_flight=4, poll=timedelta(seconds=10))
         pump = asyncio.create_task(pumping(working, lambda: len(store.changes) == 10))
         await until_true(lambda: adapter.waiting == 4)
         before = store.exchanges

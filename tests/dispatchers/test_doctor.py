@@ -231,8 +231,8 @@ def test_a_callback_that_entries_wait_for_is_an_error(database: Database, ob: ou
         (doctor_rules.pooler(is_between=True, prepares=False), ["notice"]),
         (doctor_rules.pooler(is_between=False, prepares=True), []),
         (doctor_mariadb.server({"innodb_flush_log_at_trx_commit": 2, "sync_binlog": 0}), ["warning", "warning"]),
-        (doctor_mariadb.purge(doctor_mariadb.HISTORY_MAX), []),
-        (doctor_mariadb.purge(doctor_mariadb.HISTORY_MAX + 1), ["warning"]),
+        (doctor_mariadb.purge(doctor_mariadb.MAX_HISTORY), []),
+        (doctor_mariadb.purge(doctor_mariadb.MAX_HISTORY + 1), ["warning"]),
         (doctor_mariadb.server({"max_allowed_packet": 2**22, "wait_timeout": 60, "sync_binlog": 1}), []),
         (doctor_mariadb.galera({"wsrep_osu_method": "RSU", "wsrep_cluster_size": "2"}), ["warning", "warning"]),
         (doctor_mariadb.galera({"wsrep_osu_method": "TOI", "wsrep_cluster_size": "3", "wsrep_on": "ON"}), []),
@@ -329,5 +329,5 @@ def test_with_an_async_engine_the_check_finds_the_same(postgresql: Database, ob:
     diagnosis = asyncio.run(main())
 
     differing = {finding.text.partition(":")[0].rpartition(" ")[2] for finding in diagnosis.findings}
-    assert differing == {"callbacks_at_once", "connections_max"}  # an engine without a pool sets no limit
+    assert differing == {"callbacks_at_once", "max_connections"}  # an engine without a pool sets no limit
     assert diagnosis.unchecked == []

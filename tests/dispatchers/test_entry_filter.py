@@ -23,9 +23,9 @@ from outbox.times import NEVER
 pytestmark = pytest.mark.on_mariadb
 
 
-def listed(database: Database, entries_max: int = 50, **wanted: Any) -> list[UUID]:
+def listed(database: Database, max_entries: int = 50, **wanted: Any) -> list[UUID]:
     with database.engine.begin() as connection:
-        page = list_entries(connection, TABLES, Filter(**wanted), entries_max=entries_max)
+        page = list_entries(connection, TABLES, Filter(**wanted), max_entries=max_entries)
     return [entry.id for entry in page.entries]
 
 
@@ -131,17 +131,17 @@ def test_uncertain_entries_are_listed_by_the_oldest_doubt(database: Database, ob
     change(database, retried, state="retry", maybe_sent=True, in_doubt_since=clock_plus(-3 * HOUR))
 
     assert listed(database, states=["uncertain"]) == [older, newer, unsent]
-    assert pages(database, Filter(states=["uncertain"]), entries_max=1) == [older, newer, unsent]
-    assert pages(database, Filter(states=["uncertain"]), entries_max=1, rows_max=2) == [older, newer, unsent]
+    assert pages(database, Filter(states=["uncertain"]), max_entries=1) == [older, newer, unsent]
+    assert pages(database, Filter(states=["uncertain"]), max_entries=1, max_rows=2) == [older, newer, unsent]
 
 
-def pages(database: Database, wanted: Filter, *, entries_max: int, rows_max: int | None = None) -> list[UUID]:
+def pages(database: Database, wanted: Filter, *, max_entries: int, max_rows: int | None = None) -> list[UUID]:
     """The entries of every page."""
     found: list[UUID] = []
     after: Place | None = None
     for _ in range(100):
         with database.engine.begin() as connection:
-            page = list_entries(connection, TABLES, wanted, entries_max=entries_max, after=after, rows_max=rows_max)
+            page = list_entries(connection, TABLES, wanted, max_entries=max_entries, after=after, max_rows=max_rows)
         found += [entry.id for entry in page.entries]
         if page.next is None:
             return found
@@ -166,8 +166,8 @@ def test_a_bounded_list_has_short_pages_and_reaches_everything(
             settle_as(database, id, "delivered")
 
     with database.engine.begin() as connection:
-        page = list_entries(connection, TABLES, wanted, entries_max=10, rows_max=2)
-    found = pages(database, wanted, entries_max=10, rows_max=2)
+        page = list_entries(connection, TABLES, wanted, max_entries=10, max_rows=2)
+    found = pages(database, wanted, max_entries=10, max_rows=2)
 
     assert len(page.entries) <= 2
     assert page.next is not None
@@ -180,7 +180,7 @@ def test_a_list_is_bounded_where_nothing_has_a_due_time(database: Database, ob: 
     for id in ids:
         change(database, id, due_at=NEVER)
 
-    assert pages(database, Filter(states=["pending"]), entries_max=2, rows_max=3) == sorted(
+    assert pages(database, Filter(states=["pending"]), max_entries=2, max_rows=3) == sorted(
         ids, key=lambda id: id.bytes
     )
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.entries import quota
 
 from dispatchers.flow_control import fair_share
-from dispatchers.flow_control.fair_share import Backlog, FairCursor, Waiting, counted_max, deal, share_out
+from dispatchers.flow_control.fair_share import Backlog, FairCursor, Waiting, deal, max_counted, share_out
 from dispatchers.transitions import DUE_FROM_SLACK
 from outbox.times import EPOCH, NEVER
 
@@ -27,7 +27,7 @@ def backlog(*entries: int, after: str | None = None, unscoped: int = 0, permits:
     before = [scope for scope in scopes if scope not in following]
     del before[max(permits - len(following), 0) :]
     found = [*following[:permits], *before]
-    counted = [Waiting(name, min(count, counted_max(permits, len(found)))) for name, count in found]
+    counted = [Waiting(name, min(count, max_counted(permits, len(found)))) for name, count in found]
     split = len(following[:permits])
     return Backlog(EPOCH, sum(entries) + unscoped, unscoped, counted[:split], counted[split:])
 
@@ -69,7 +69,7 @@ def test_entries_without_a_scope_are_as_one_scope_more_at_the_rings_end() -> Non
 
 
 def test_a_walk_that_was_cut_short_is_continued_after_all_that_it_saw() -> None:
-    seen = [Waiting("a", 3), *(Waiting(f"b{number:03}", 0) for number in range(fair_share.SCOPES_MAX - 1))]
+    seen = [Waiting("a", 3), *(Waiting(f"b{number:03}", 0) for number in range(fair_share.MAX_SCOPES - 1))]
 
     cut = share_out(50, Backlog(EPOCH, 51, 0, seen), None)
 
@@ -91,7 +91,7 @@ def test_no_scope_gets_more_than_another_that_had_more(entries: list[int], permi
 def test_to_count_no_further_than_needed_changes_no_smaller_share(entries: list[int], permits: int) -> None:
     """Only what may be many can be dealt more than there is."""
     exact = Counter(deal(permits, ring(*entries), MANY))
-    many = counted_max(permits, sum(count > 0 for count in entries))
+    many = max_counted(permits, sum(count > 0 for count in entries))
     counted = Counter(deal(permits, ring(*(min(count, many) for count in entries)), many))
 
     for number, has in enumerate(entries):

@@ -149,7 +149,7 @@ def test_tenants_after_many_with_nothing_due_are_found_within_a_round(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (fair_share, store_fair_share):
-        monkeypatch.setattr(module, "SCOPES_MAX", 5)
+        monkeypatch.setattr(module, "MAX_SCOPES", 5)
     bench.flood("big", 150)
     for number in range(30):
         bench.put(f"tenant {number:02}", due=HOUR if number % 6 else None)
@@ -168,9 +168,9 @@ def test_a_claim_keeps_entries_max_and_serves_fair_destinations_and_others(bench
     for _ in range(4):
         put_one(bench.database, bench.ob, "mail.send", parent=f"mail:{next(numbers)}")
 
-    few = claim(bench.store, quota("crm", 8), quota("mail", 4), entries_max=5)
+    few = claim(bench.store, quota("crm", 8), quota("mail", 4), max_entries=5)
     more = claim(bench.store, quota("crm", 8), quota("mail", 4), quota("sms", 4))
-    none = claim(bench.store, quota("crm", 8), entries_max=0)
+    none = claim(bench.store, quota("crm", 8), max_entries=0)
 
     assert [entry.destination for entry in few] == ["crm"] * 5
     assert bench.counted(few) == {"big": 4, "small": 1}

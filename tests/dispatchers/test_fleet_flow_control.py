@@ -27,7 +27,7 @@ def databases(copies: Any) -> Iterator[list[Database]]:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(concurrency_in_all=4)}}, {"in_flight_max": 4}]
+    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(concurrency_in_all=4)}}, {"max_in_flight": 4}]
 )
 def test_the_concurrency_holds_over_all_databases(
     databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]
@@ -105,7 +105,7 @@ def test_failures_in_several_databases_open_one_breaker(databases: list[Database
         await until_true(until_all_have_asked_again(databases, ob, mail))
 
     mail = MemoryAdapter()
-    limits = {"crm": Limits(concurrency=2, breaker=Breaker(failures=6, wait=HOUR, wait_max=HOUR))}
+    limits = {"crm": Limits(concurrency=2, breaker=Breaker(failures=6, wait=HOUR, max_wait=HOUR))}
     working = Fleet(urls(databases), adapters={"crm": Broken(), "mail": mail}, outbox=ob, poll=TICK, limits=limits)
     run_until(working, lambda: True, then)
 

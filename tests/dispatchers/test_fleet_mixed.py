@@ -80,7 +80,7 @@ def test_a_suspended_database_does_not_keep_the_probe(three: list[Database], ob:
             return Unknown("no answer") if calls <= 3 else await super().send(delivery)
 
     wait = timedelta(milliseconds=50)
-    limits = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=wait, wait_max=wait))}
+    limits = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=wait, max_wait=wait))}
     run_until(
         fleet_of({"restored": restored, "good": good}, ob, Mended(), limits=limits),
         lambda: states(good)["delivered"] >= 17,

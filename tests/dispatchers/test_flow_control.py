@@ -14,7 +14,7 @@ import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.state import (
-    COOLDOWN_MAX,
+    MAX_COOLDOWN,
     FlowState,
     News,
     admitted,
@@ -31,7 +31,7 @@ SECOND = timedelta(seconds=1)
 LEASE = timedelta(minutes=1)
 CALM = FlowState()
 PROBE, ANOTHER = UUID(int=1), UUID(int=2)
-THREE = Limits(breaker=Breaker(failures=3, wait=10 * SECOND, wait_max=60 * SECOND))
+THREE = Limits(breaker=Breaker(failures=3, wait=10 * SECOND, max_wait=60 * SECOND))
 
 
 def opened(limits: Limits = THREE) -> FlowState:
@@ -135,7 +135,7 @@ def test_a_destination_that_asks_for_a_cooldown_gets_the_longer_one() -> None:
 
 @pytest.mark.parametrize(
     ("cooldown", "until"),
-    [(timedelta.max, NOW + COOLDOWN_MAX), (timedelta(days=-3), None), (timedelta.min, None), (timedelta(0), None)],
+    [(timedelta.max, NOW + MAX_COOLDOWN), (timedelta(days=-3), None), (timedelta.min, None), (timedelta(0), None)],
 )
 def test_a_huge_or_negative_quiet_is_bounded(cooldown: timedelta, until: datetime | None) -> None:
     assert closed_until(heard(CALM, News(cooldown=cooldown), THREE, NOW), NOW) == until
@@ -295,7 +295,7 @@ def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News
             state = claimed(state, THREE, now, 0 if move == "claim nothing" else entries, UUID(int=number), LEASE)
         assert (state.breaker == "half_open") == (state.breaker_token is not None)
         until = closed_until(state, now)
-        assert until is None or now < until <= now + COOLDOWN_MAX
+        assert until is None or now < until <= now + MAX_COOLDOWN
 
 
 # --- what cannot be meant
@@ -326,10 +326,10 @@ def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News
             lambda: Breaker(wait=timedelta(0)),
             "Breaker.wait must be a timedelta of more than 0 and at most a day: datetime.timedelta(0)",
         ),
-        (lambda: Breaker(wait_max=5), "Breaker.wait_max must be a timedelta of more than 0 and at most a day: 5"),
+        (lambda: Breaker(max_wait=5), "Breaker.max_wait must be a timedelta of more than 0 and at most a day: 5"),
         (
             lambda: Breaker(wait=timedelta(hours=1)),
-            "Breaker.wait, 1:00:00, must not be longer than wait_max, 0:05:00",
+            "Breaker.wait, 1:00:00, must not be longer than max_wait, 0:05:00",
         ),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_dead_destination_takes_few_failures_then_no_permit_or_statement(
     engine = postgresql.new_engine()
 
     with statements_of(engine) as sent:
-        assert run_once(engine, ob, **working, concurrency=60, in_flight_max=60) == 50
+        assert run_once(engine, ob, **working, concurrency=60, max_in_flight=60) == 50
 
     assert before < 200  # what was under way when the breaker opened
     assert len(dead.deliveries) == before

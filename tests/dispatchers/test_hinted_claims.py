@@ -16,14 +16,14 @@ from dispatchers import Delivery
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import claim_loops, wakeup
 from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
-from dispatchers.pipeline.scheduler import DESTINATIONS_MAX
+from dispatchers.pipeline.scheduler import MAX_DESTINATIONS
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange, Survey
 
 pytestmark = pytest.mark.sends_hints
 
-ROUNDS_MAX = 15  # some may begin while the dispatcher has not begun to rest
+MAX_ROUNDS = 15  # some may begin while the dispatcher has not begun to rest
 LONGER_SECONDS = 0.05  # each time, for a busy machine
 
 
@@ -86,7 +86,7 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
     async def steps() -> None:
         begun: list[list[str]] = []
         while first not in begun:
-            assert len(begun) < ROUNDS_MAX, begun
+            assert len(begun) < MAX_ROUNDS, begun
             await asyncio.sleep(len(begun) * LONGER_SECONDS)
             begun.append(await begins_with(len(begun)))
 
@@ -119,7 +119,7 @@ def test_a_hint_is_followed_before_the_end_of_a_long_round(
 ) -> None:
     """On SQLite, where no other hints arrive."""
     monkeypatch.setattr(claim_loops, "CLAIM_LOOPS", 1)  # only the first loop follows hints
-    names = [f"d{number}" for number in range(10 * DESTINATIONS_MAX)]
+    names = [f"d{number}" for number in range(10 * MAX_DESTINATIONS)]
     working = dispatcher(sqlite, ob, adapters={name: MemoryAdapter() for name in names}, poll=HOUR)
     claims: list[set[str]] = []
 

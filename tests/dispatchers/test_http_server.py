@@ -255,7 +255,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 def test_hanging_clients_keep_no_other_client_from_its_answer() -> None:
     async def talk(port: int) -> str:
-        hanging = [await asyncio.open_connection("127.0.0.1", port) for _ in range(http_server.CLIENTS_MAX + 5)]
+        hanging = [await asyncio.open_connection("127.0.0.1", port) for _ in range(http_server.MAX_CLIENTS + 5)]
         answer = await exchanged(port, b"GET /livez HTTP/1.1\r\n\r\n")
         async with asyncio.timeout(60):
             assert await hanging[0][0].read() == b""

@@ -14,8 +14,8 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 DECLARED = {
     "window": 86400.0,
     "timeout": 30.0,
-    "attempts_max": 20,
-    "age_max": 259200.0,
+    "max_attempts": 20,
+    "max_age": 259200.0,
     "at_least_once": False,
     "can_look_up": False,
     "form": "native",

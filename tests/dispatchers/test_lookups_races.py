@@ -26,7 +26,7 @@ from support.lookups import QUIET, awaiting_lookup, decide_on, keyless, look_up
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
 from dispatchers.admin import decisions
-from dispatchers.decide_lookup import CRASHES_MAX
+from dispatchers.decide_lookup import MAX_CRASHES
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.errors import DecisionRefused
@@ -162,7 +162,7 @@ def test_a_crashed_lookup_is_no_attempt(database: Database, ob: outbox.Outbox, s
 
 def test_lookups_that_kill_their_process_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[])
-    for _ in range(CRASHES_MAX):
+    for _ in range(MAX_CRASHES):
         claim_one(store)
         age(database, QUIET)
 

@@ -120,7 +120,7 @@ def test_a_release_makes_the_entries_what_they_were(database: Database, ob: outb
 
 def test_an_entry_is_either_begun_or_taken(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=400)
-    entries = claim(DatabaseStore(database.engine, ob.configuration), entries_max=400)[:64]
+    entries = claim(DatabaseStore(database.engine, ob.configuration), max_entries=400)[:64]
     unstarted, token = Unstarted(), entries[0].lease_token
     unstarted.ask(token)
     unstarted.answered(token, entries)
@@ -165,7 +165,7 @@ def test_one_thread_watches_for_all_dispatchers_of_an_event_loop() -> None:
         for _ in range(2):
             with ExitStack() as stack:
                 for _ in range(1000):
-                    watched: Any = SimpleNamespace(seconds_max=5.0)
+                    watched: Any = SimpleNamespace(max_seconds=5.0)
                     stack.enter_context(watching(watched))
                 counts.append(watching_threads())
             wait_for(lambda: watching_threads() == 0, "the end of the thread")

@@ -42,7 +42,7 @@ import dispatchers.maintenance
 
 class Drained(dispatchers.maintenance.jobs.Maintenance):
     def __init__(self, *given, **settings):
-        super().__init__(*given, rows_max=5, **settings)
+        super().__init__(*given, max_rows=5, **settings)
 
     async def run_once(self, stopping):
         self.stopping = stopping
@@ -77,9 +77,9 @@ def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **setti
 
 def test_a_run_is_bounded_and_the_next_one_continues_where_it_stopped(database: Database, ob: outbox.Outbox) -> None:
     settled_long_ago(database, ob, 10)
-    working = maintenance(database, rows_max=2)
+    working = maintenance(database, max_rows=2)
 
-    deleted = [asyncio.run(working.run_once(batches_max=2))["entries"] for _ in range(4)]
+    deleted = [asyncio.run(working.run_once(max_batches=2))["entries"] for _ in range(4)]
 
     assert deleted == [4, 4, 2, 0]
 
@@ -108,7 +108,7 @@ def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Databas
             stopping.set()
         return batch
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_ratio=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, pause_ratio=0)
 
     assert asyncio.run(working.run_once(stopping))["entries"] == 2
     assert kept(database)["entry"] == 4
@@ -131,7 +131,7 @@ def test_a_pause_is_longer_where_a_batch_takes_longer(
         now += seconds
 
     monkeypatch.setattr(asyncio, "sleep", pause)
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, clock=lambda: now)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, clock=lambda: now)
 
     assert asyncio.run(working.run_once())["entries"] == 6
     assert pauses == [4.0] * 3
@@ -149,7 +149,7 @@ def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database:
             raise sa.exc.OperationalError("DELETE", {}, Exception("the server is unavailable"))
         return await inner(work)
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_ratio=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, pause_ratio=0)
     with pytest.raises(sa.exc.OperationalError):
         asyncio.run(working.run_once())
     assert kept(database)["entry"] == 4

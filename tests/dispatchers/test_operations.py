@@ -33,8 +33,8 @@ def test_an_operation_declares_what_it_was_given() -> None:
         "key_format": KeyFormat(encoding="hex"),
         "replays_errors": "all",
         "at_least_once": True,
-        "attempts_max": 2,
-        "age_max": LEASE,
+        "max_attempts": 2,
+        "max_age": LEASE,
         "pinned": "v2",
     }
 

@@ -248,7 +248,7 @@ def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
 def test_a_mariadb_that_does_not_answer_is_given_up(
     mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_database, "ANSWER_SECONDS_MAX", 1)
+    monkeypatch.setattr(store_database, "MAX_ANSWER_SECONDS", 1)
     store = store_database.DatabaseStore(mariadb.url, ob.configuration)
     patient = store_database.DatabaseStore(mariadb.url.update_query_dict({"read_timeout": "5"}), ob.configuration)
 

@@ -268,7 +268,7 @@ def test_an_operators_decision_is_repeated_after_a_conflict(portable: Database) 
 def test_a_decision_that_always_meets_a_conflict_says_what_to_do(
     portable: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "PAUSE_SECONDS_MAX", 0)
+    monkeypatch.setattr(connections, "MAX_PAUSE_SECONDS", 0)
 
     with retold(sa.Engine, lambda *statement: (CONFLICT, {})):
         status, text = refused("pause", "crm", "--reason", "their request", database=portable)

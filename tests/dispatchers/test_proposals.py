@@ -177,7 +177,7 @@ def test_what_cannot_be_proposed_is_refused(
     with pytest.raises(DecisionRefused, match="nothing to propose: no entry meets the filter"):
         propose(database)
     put(database, ob, count=3)
-    monkeypatch.setattr(proposals, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(proposals, "MAX_ENTRIES", 2)
     with pytest.raises(InvalidValue, match="are more than 2 entries"):
         propose(database)
     with pytest.raises(InvalidValue, match="valid_for"):
@@ -228,8 +228,8 @@ def test_a_proposal_shows_its_entries_and_is_found_by_each(database: Database, o
     with database.engine.connect() as connection:
         (listed,) = read_proposals(connection, TABLES)
         shown = read_proposal(connection, TABLES, made.id).decision
-        by_entry = read_audit(connection, TABLES, AuditFilter(target=str(min(ids))), rows_max=5).rows
-        in_all = read_audit(connection, TABLES, rows_max=5).rows
+        by_entry = read_audit(connection, TABLES, AuditFilter(target=str(min(ids))), max_rows=5).rows
+        in_all = read_audit(connection, TABLES, max_rows=5).rows
 
     assert listed.decision is not None
     assert shown is not None

@@ -255,7 +255,7 @@ def test_what_may_not_go_does_not_keep_it_from_what_comes_after(database: Databa
     settle_all(database)
     elapse(database, KEEP + A_MOMENT)
 
-    assert clean(database, rows_max=1) == {"entries": 5}
+    assert clean(database, max_rows=1) == {"entries": 5}
 
     assert kept(database) == {"record": 3, "entry": 3, "settlement": 3, "event": 3}
 
@@ -267,7 +267,7 @@ def test_settlements_of_one_instant_are_all_looked_at(database: Database, ob: ou
     database.execute(sa.update(TABLES.settlement).values(settled_at=first))
     elapse(database, KEEP + A_MOMENT)
 
-    assert clean(database, rows_max=2) == {"entries": 7}
+    assert clean(database, max_rows=2) == {"entries": 7}
 
 
 # --- the retention itself

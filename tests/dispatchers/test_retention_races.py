@@ -32,9 +32,9 @@ PAST_KEEP = KEEP + A_MOMENT
 
 
 @contextmanager
-def batch_in_progress(database: Database, step: str, rows_max: int = 500) -> Iterator[Batch]:
+def batch_in_progress(database: Database, step: str, max_rows: int = 500) -> Iterator[Batch]:
     """For the block, a batch has been done and is not committed; then it is."""
-    scan = Scan(Retention.of(KEEP, [WINDOW]), rows_max)
+    scan = Scan(Retention.of(KEEP, [WINDOW]), max_rows)
     with database.new_engine().begin() as connection:
         yield STEPS[step](connection, TABLES, scan)
 
@@ -73,7 +73,7 @@ def test_two_upkeeps_at_once_divide_the_work(database: Database, ob: outbox.Outb
 
     def one(engine: sa.Engine) -> dict[str, int]:
         barrier.wait(TEST_TIMEOUT)
-        return clean(engine, rows_max=7)
+        return clean(engine, max_rows=7)
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(one, [database.new_engine(), database.new_engine()])
@@ -145,7 +145,7 @@ def test_beside_a_dispatcher_no_record_goes_before_its_entries_have_ended(
         engine = database.new_engine()
         tombstoned = 0
         while not stopping.is_set():
-            done = clean(engine, rows_max=20)
+            done = clean(engine, max_rows=20)
             assert set(done) <= {"records"}
             tombstoned += done["records"]
         return tombstoned

@@ -198,13 +198,13 @@ anything = settings(
 )
 
 
-def check(database: Database, world: World, rows_max: int) -> None:
+def check(database: Database, world: World, max_rows: int) -> None:
     left = after_a_run(world)
 
     now = create(database, world)
-    would_delete = clean(database, rows_max=rows_max, dry=True)
+    would_delete = clean(database, max_rows=max_rows, dry=True)
     assert found(database) == expected(world, now)
-    done = clean(database, rows_max=rows_max)
+    done = clean(database, max_rows=max_rows)
 
     assert found(database) == expected(left, now)
     assert done == deleted(world, left)
@@ -212,16 +212,16 @@ def check(database: Database, world: World, rows_max: int) -> None:
         assert would_delete[name] == done[name]
 
 
-@pytest.mark.parametrize("rows_max", [1, 500])
+@pytest.mark.parametrize("max_rows", [1, 500])
 @anything
 @given(world=worlds)
-def test_what_is_deleted_is_what_the_rules_allow(sqlite: Database, world: World, rows_max: int) -> None:
-    check(sqlite, world, rows_max)
+def test_what_is_deleted_is_what_the_rules_allow(sqlite: Database, world: World, max_rows: int) -> None:
+    check(sqlite, world, max_rows)
 
 
 @anything
-@given(world=worlds, rows_max=st.sampled_from([1, 2, 500]))
+@given(world=worlds, max_rows=st.sampled_from([1, 2, 500]))
 def test_what_is_deleted_is_what_the_rules_allow_on_postgresql(
-    postgresql: Database, world: World, rows_max: int
+    postgresql: Database, world: World, max_rows: int
 ) -> None:
-    check(postgresql, world, rows_max)
+    check(postgresql, world, max_rows)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, DESTINATIONS_MAX, Scheduler, entries_max
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, Scheduler, max_entries
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
@@ -41,10 +41,10 @@ def test_the_permits_of_all_destinations_together_are_limited() -> None:
 
     quotas = scheduler.take(0)
 
-    assert entries_max(quotas) == 7
+    assert max_entries(quotas) == 7
     assert scheduler.take(0) == []
     scheduler.found(quotas, [])
-    assert entries_max(scheduler.take(0)) == 7
+    assert max_entries(scheduler.take(0)) == 7
 
 
 def test_many_destinations_are_asked_at_once_as_each_may_have_little() -> None:
@@ -52,8 +52,8 @@ def test_many_destinations_are_asked_at_once_as_each_may_have_little() -> None:
 
     of_one_loop, of_another = scheduler.take(0), scheduler.take(0)
 
-    assert [len(of_one_loop), len(of_another)] == [DESTINATIONS_MAX, DESTINATIONS_MAX]
-    assert [entries_max(of_one_loop), entries_max(of_another)] == [BATCH_ENTRIES_MAX, BATCH_ENTRIES_MAX]
+    assert [len(of_one_loop), len(of_another)] == [MAX_DESTINATIONS, MAX_DESTINATIONS]
+    assert [max_entries(of_one_loop), max_entries(of_another)] == [MAX_BATCH_ENTRIES, MAX_BATCH_ENTRIES]
     assert scheduler.take(0) == []
 
 
@@ -87,7 +87,7 @@ def test_however_many_have_a_backlog_each_destination_gets_its_turn(deep: int) -
     for _ in range(20):
         quotas, entries = scheduler.take(0), list[ClaimedEntry]()
         for name, permits in [(quota.destination, quota.permits) for quota in quotas]:
-            left = entries_max(quotas) - len(entries)
+            left = max_entries(quotas) - len(entries)
             entries += [claimed(name)] * min(permits, left, backlog.get(name, 0))
         scheduler.found(quotas, entries)
         for entry in entries:
@@ -218,7 +218,7 @@ def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
     assert scheduler.all_asked
     quotas = scheduler.take(5.0)
     assert [(quota.destination, quota.permits) for quota in quotas] == [("dead", 5), ("stripe", 5)]
-    assert entries_max(quotas) == 5
+    assert max_entries(quotas) == 5
 
 
 def test_a_destination_with_a_concurrency_of_its_own_has_so_many_permits() -> None:
@@ -252,7 +252,7 @@ def test_no_history_gives_out_more_permits_than_there_are(
         elif move == 1 and asked:
             quotas = asked.pop(number % len(asked))
             entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.permits, number))]
-            entries = entries[: entries_max(quotas)]
+            entries = entries[: max_entries(quotas)]
             scheduler.found(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
@@ -260,4 +260,4 @@ def test_no_history_gives_out_more_permits_than_there_are(
         taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
         assert all(taken.count(name) <= permits for name in "abc")
-        assert sum(entries_max(quotas) for quotas in asked) + len(under_way) <= in_all
+        assert sum(max_entries(quotas) for quotas in asked) + len(under_way) <= in_all

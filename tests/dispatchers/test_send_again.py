@@ -149,7 +149,7 @@ def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
 def test_its_attempts_and_its_age_are_counted_again(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
     adapter = MemoryAdapter([Unknown("no answer")] * 3)
-    adapter.attempts_max, adapter.age_max = 2, 3 * HOUR
+    adapter.max_attempts, adapter.max_age = 2, 3 * HOUR
     age(database, 2 * HOUR)
     send_again(database, ob, id, adapter)
 

@@ -241,7 +241,7 @@ def test_permits_that_cannot_be_freed_at_once_are_freed_a_moment_later(
 def test_a_process_that_locks_a_destinations_row_lets_the_others_end(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.pipeline.claim_loops.PERMIT_REPORTS_MAX", 2)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.MAX_PERMIT_REPORTS", 2)
     put(postgresql, ob)
     stopped = postgresql.engine.connect()
 
@@ -257,7 +257,7 @@ def test_a_process_that_locks_a_destinations_row_lets_the_others_end(
 
 
 def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=HOUR))}
+    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=3, wait=HOUR, max_wait=HOUR))}
     put(database, ob, count=10)
     crm = MemoryAdapter([Unknown("HTTP 500")] * 3)
 
@@ -277,7 +277,7 @@ def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database
 
 
 def test_a_successful_probe_frees_its_permit_and_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=1, wait=HOUR, wait_max=HOUR))}
+    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=1, wait=HOUR, max_wait=HOUR))}
     put(database, ob, count=6)
     crm = MemoryAdapter([Unknown("HTTP 500")])
     assert work(database, ob, crm, limits=limits) == 1

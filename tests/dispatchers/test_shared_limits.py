@@ -19,14 +19,14 @@ LEASE = timedelta(minutes=1)
 class Databases:
     """Databases that ask, and a clock that the test moves."""
 
-    def __init__(self, limits: Limits | None = None, *, concurrency: int = 10, in_flight_max: int = 1000) -> None:
+    def __init__(self, limits: Limits | None = None, *, concurrency: int = 10, max_in_flight: int = 1000) -> None:
         self.now = 1000.0
         self.woken: Counter[str] = Counter()
         limits_of = {} if limits is None else {"crm": limits}
         self.shared = SharedLimits(
             limits_of,
             concurrency=concurrency,
-            in_flight_max=in_flight_max,
+            max_in_flight=max_in_flight,
             clock=lambda: self.now,
             wake=lambda database: self.woken.update([database]),
         )

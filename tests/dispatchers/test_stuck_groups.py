@@ -60,7 +60,7 @@ def test_it_frees_no_group_that_is_blocked_and_none_that_is_in_order(database: D
 def test_each_sweep_looks_at_some_groups_until_all_were_looked_at(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck_groups, "GROUPS_MAX", 2)
+    monkeypatch.setattr(stuck_groups, "MAX_GROUPS", 2)
     firsts = [stick(database, ob, f"g{number}")[0] for number in range(5)]
     store = DatabaseStore(database.engine, ob.configuration)
     freed = []

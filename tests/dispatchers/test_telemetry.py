@@ -220,7 +220,7 @@ def test_destinations_beyond_the_limit_are_counted_under_other(registry: prometh
 
 
 def test_operations_beyond_the_limit_are_counted_under_other(registry: prometheus_client.CollectorRegistry) -> None:
-    observe = prometheus.observer(registry, names_max=10)
+    observe = prometheus.observer(registry, max_names=10)
 
     observe(many_operations(25))
 
@@ -232,7 +232,7 @@ def test_operations_beyond_the_limit_are_counted_under_other(registry: prometheu
 def test_gauges_beyond_the_limit_are_added_up_and_ages_are_the_oldest(
     registry: prometheus_client.CollectorRegistry,
 ) -> None:
-    observe = prometheus.observer(registry, names_max=1)
+    observe = prometheus.observer(registry, max_names=1)
 
     observe(
         Backlog(
@@ -333,7 +333,7 @@ def test_opentelemetry_observes_the_last_levels_and_backlog(meter: Meter, reader
 
 
 def test_opentelemetry_has_the_bounds_of_prometheus(meter: Meter, reader: InMemoryMetricReader) -> None:
-    observe = opentelemetry.observer(meter, names_max=5)
+    observe = opentelemetry.observer(meter, max_names=5)
 
     observe(many(20))
 

@@ -16,7 +16,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.throughput import percentile, read_throughput
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
 from dispatchers.store.send_counts import KEPT_FOR
-from dispatchers.telemetry.measures import NAMES_MAX, OTHER
+from dispatchers.telemetry.measures import MAX_NAMES, OTHER
 from dispatchers.telemetry.tally import BOUNDS, Tally
 
 HOUR = timedelta(hours=1)
@@ -139,9 +139,9 @@ def test_a_duration_is_counted_in_the_bucket_that_holds_it() -> None:
 
 def test_the_number_of_counted_destinations_is_bounded() -> None:
     tally = Tally()
-    for number in range(NAMES_MAX + 5):
+    for number in range(MAX_NAMES + 5):
         tally.add(f"host-{number}", "delivered", 0.1)
 
     counts = {key.destination: count for key, count in tally.take().items()}
-    assert len(counts) == NAMES_MAX + 1
+    assert len(counts) == MAX_NAMES + 1
     assert counts[OTHER] == 5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.scheduler import DESTINATIONS_MAX, Scheduler, callbacks_max, entries_max
+from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler, max_callbacks, max_entries
 from dispatchers.pipeline.shared_parts import Share, SharingScheduler, Surveys
 from dispatchers.pipeline.turns import Turns
 from dispatchers.stored_outcome import NOTHING_STORED
@@ -52,7 +52,7 @@ class Queue:
 
     def claim(self, quotas: Sequence[Quota]) -> list[ClaimedEntry]:
         claimed: list[ClaimedEntry] = []
-        left, callbacks_left = entries_max(quotas), callbacks_max(quotas)
+        left, callbacks_left = max_entries(quotas), max_callbacks(quotas)
         for quota in self.order(quotas):
             is_called = quota.called_back is not None
             most = min(quota.permits, left, callbacks_left if is_called else left)
@@ -139,7 +139,7 @@ def test_one_due_entry_of_the_last_of_many_with_callbacks_is_claimed(count: int,
 
     claims = claims_until_done(scheduler, pace, queue, set(names), most=100)
 
-    assert claims <= -(-count // DESTINATIONS_MAX)
+    assert claims <= -(-count // MAX_DESTINATIONS)
 
 
 def test_destinations_with_callbacks_get_no_more_than_the_pace_leaves() -> None:
@@ -149,7 +149,7 @@ def test_destinations_with_callbacks_get_no_more_than_the_pace_leaves() -> None:
 
     quotas = scheduler.take(0)
 
-    assert callbacks_max(quotas) == pace.entries_max
+    assert max_callbacks(quotas) == pace.max_entries
     assert {quota.destination for quota in quotas} == {*names, "crm"}
     assert {quota.destination for quota in scheduler.take(0)} == {"crm"}, "the other claim may bring as many callbacks"
     scheduler.found(quotas, [])
@@ -160,18 +160,18 @@ def test_a_round_lasts_while_those_that_waited_for_callbacks_can_be_asked() -> N
     pace = CallbackPace(1, timedelta(seconds=55), destinations={"bank"})
     scheduler = Scheduler(["bank"], permits=10, permits_in_all=100, pace=pace)
     scheduler.begin_round()
-    pace.reserve("mail", pace.entries_max)
+    pace.reserve("mail", pace.max_entries)
 
     assert scheduler.take(0) == []
     assert scheduler.all_asked, "nothing can be asked now"
-    pace.give_back("mail", pace.entries_max)
+    pace.give_back("mail", pace.max_entries)
     assert not scheduler.all_asked
     assert [quota.destination for quota in scheduler.take(0)] == ["bank"]
     assert scheduler.all_asked
 
 
 def test_many_shut_destinations_do_not_keep_an_open_one_waiting() -> None:
-    shut = {f"a{number}": 9.0 for number in range(10 * DESTINATIONS_MAX)}
+    shut = {f"a{number}": 9.0 for number in range(10 * MAX_DESTINATIONS)}
     scheduler = Scheduler([*shut, "z"], permits=1, permits_in_all=100, shut_until=shut)
 
     assert [quota.destination for quota in scheduler.take(0)] == ["z"]
@@ -211,13 +211,13 @@ def test_hinted_destinations_are_named_in_the_order_of_their_hints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "in_flight_max"), [(1, 1), (4, 1), (4, 4), (4, 30), (30, 1), (30, 4), (30, 30), (150, 30)]
+    ("count", "max_in_flight"), [(1, 1), (4, 1), (4, 4), (4, 30), (30, 1), (30, 4), (30, 30), (150, 30)]
 )
-def test_databases_that_share_a_total_serve_all_their_destinations(count: int, in_flight_max: int) -> None:
+def test_databases_that_share_a_total_serve_all_their_destinations(count: int, max_in_flight: int) -> None:
     """More destinations than the total has permits, in two databases whose claims alternate."""
     names = [f"d{number:03}" for number in range(count)]
     shared = SharedLimits(
-        {}, concurrency=10, in_flight_max=in_flight_max, clock=lambda: 0.0, wake=lambda database: None
+        {}, concurrency=10, max_in_flight=max_in_flight, clock=lambda: 0.0, wake=lambda database: None
     )
     schedulers = {
         database: SharingScheduler(
@@ -225,13 +225,13 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, i
             timedelta(minutes=1),
             names,
             permits=10,
-            permits_in_all=in_flight_max,
+            permits_in_all=max_in_flight,
             shut_until={},
         )
         for database in "ab"
     }
     queues = {database: Queue({names[-1]: 3}, one_by_one, lasts=0) for database in "ab"}
-    most = 20 + 6 * -(-count // min(in_flight_max, DESTINATIONS_MAX))
+    most = 20 + 6 * -(-count // min(max_in_flight, MAX_DESTINATIONS))
 
     while most and not all(queue.is_done for queue in queues.values()):
         most -= 1
@@ -249,7 +249,7 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, i
 
 def test_a_database_that_finds_the_total_used_up_is_woken_when_a_send_ends() -> None:
     woken: list[str] = []
-    shared = SharedLimits({}, concurrency=10, in_flight_max=1, clock=lambda: 0.0, wake=woken.append)
+    shared = SharedLimits({}, concurrency=10, max_in_flight=1, clock=lambda: 0.0, wake=woken.append)
     shared.begin("a", "crm")
 
     assert shared.take("b", "mail", 1, 0.0) == (0, None)

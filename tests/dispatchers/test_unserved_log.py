@@ -13,7 +13,7 @@ import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_lag
-from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, UnservedLog
+from dispatchers.pipeline.unserved_log import MAX_OPERATIONS, REPORT_SECONDS, UnservedLog
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry
 
@@ -61,10 +61,10 @@ def test_after_a_minute_it_is_logged_again_with_how_many_there_were(caplog: pyte
 def test_operations_without_number_do_not_fill_the_memory() -> None:
     reports = UnservedLog(lambda: 0.0)
 
-    for number in range(3 * OPERATIONS_MAX):
+    for number in range(3 * MAX_OPERATIONS):
         reports.leave(unserved(f"crm.n{number}"), "no adapter serves it")
 
-    assert len(reports._reports) <= OPERATIONS_MAX
+    assert len(reports._reports) <= MAX_OPERATIONS
 
 
 def lags(database: Database, ob: outbox.Outbox) -> dict[str, timedelta]:

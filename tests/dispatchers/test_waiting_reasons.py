@@ -38,13 +38,13 @@ def seen(
         in_flight=0,
         settings_digest="",
         operations=list(operations),
-        settings={"callbacks_at_once": 4, "in_flight_max": 1000},
+        settings={"callbacks_at_once": 4, "max_in_flight": 1000},
         used_up=used_up,
     )
 
 
 def row(**columns: Any) -> Any:
-    return SimpleNamespace(**{"permits_max": None, "rate_at": None, "rate_per_second": None} | columns)
+    return SimpleNamespace(**{"max_permits": None, "rate_at": None, "rate_per_second": None} | columns)
 
 
 CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
@@ -55,13 +55,13 @@ CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
     ([seen(is_live=False)], None, None, "no dispatcher is live"),
     ([seen(operations=("mail.send",))], None, None, "no live dispatcher serves it"),
     ([seen(operations=("crm",))], None, None, None),
-    ([seen()], row(permits_max=3), None, "all 3 permits of concurrency_in_all are in use"),
-    ([seen()], row(permits_max=4), None, None),
+    ([seen()], row(max_permits=3), None, "all 3 permits of concurrency_in_all are in use"),
+    ([seen()], row(max_permits=4), None, None),
     ([seen()], row(rate_at=SOON, rate_per_second=0.5), None, "its rate of 0.5/s is used up"),
     ([seen()], row(rate_at=NOW, rate_per_second=0.5), None, None),
     ([seen(concurrency=["crm"])], None, None, "its concurrency is used up (web-1:7)"),
     ([seen(concurrency=["mail"])], None, None, None),
-    ([seen(in_flight_max=[])], None, None, "in_flight_max=1000 is used up (web-1:7)"),
+    ([seen(max_in_flight=[])], None, None, "max_in_flight=1000 is used up (web-1:7)"),
     ([seen(callbacks_at_once=["crm"])], None, None, "its callbacks take all that callbacks_at_once=4 allows (web-1:7)"),
     ([seen(concurrency=["crm"]), seen("web-2")], None, None, None),
     (
@@ -146,10 +146,10 @@ def test_the_dashboard_shows_why_a_destination_waits(postgresql: Database, ob: o
 
 
 def test_a_heartbeat_with_a_used_up_budget_has_the_same_settings(postgresql: Database, ob: outbox.Outbox) -> None:
-    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, in_flight_max=1)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, max_in_flight=1)
     before = working.heartbeats.as_seen()
     working._loops._scheduler.reserve("crm")
     after = working.heartbeats.as_seen()
 
-    assert (before.used_up, after.used_up) == ({}, {"in_flight_max": []})
+    assert (before.used_up, after.used_up) == ({}, {"max_in_flight": []})
     assert (after.settings_digest, after.settings) == (before.settings_digest, before.settings)

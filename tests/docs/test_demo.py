@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 from support.open_demo import ROOT, demo_process
 from support.python_processes import PythonProcess
 
-RUN_SECONDS_MAX = 450  # three runs side by side take about forty on an idle machine; a busy one may take ten times that
+MAX_RUN_SECONDS = 450  # three runs side by side take about forty on an idle machine; a busy one may take ten times that
 
 
 @contextmanager
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
     def result(self) -> tuple[int, str]:
         """Its exit status and what it has printed, when it has ended."""
-        status = self.process.wait(RUN_SECONDS_MAX)
+        status = self.process.wait(MAX_RUN_SECONDS)
         self.output.seek(0)
         return status, self.output.read()
 

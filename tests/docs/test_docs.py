@@ -37,7 +37,7 @@ NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + 
 """Page and reason of every Python snippet that is left out."""
 
 POSTGRESQL = "postgresql+psycopg://shop@localhost/shop"
-SECONDS_MAX = 60
+MAX_SECONDS = 60
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -95,7 +95,7 @@ class Reader:
 
     def run_until_stopped(self, snippet: Snippet) -> str:
         with self._start("bash", "-euc", f"exec {snippet.text}") as process:
-            late = Timer(SECONDS_MAX, process.kill)
+            late = Timer(MAX_SECONDS, process.kill)
             late.start()
             seen = ""
             for line in process.stdout or ():
@@ -111,7 +111,7 @@ class Reader:
 
     def _finish(self, snippet: Snippet, process: subprocess.Popen[str] | PythonProcess) -> str:
         with process:
-            late = Timer(SECONDS_MAX, process.kill)
+            late = Timer(MAX_SECONDS, process.kill)
             late.start()
             output = process.stdout.read()
             process.wait()

@@ -41,9 +41,9 @@ from dispatchers.testing.failpoints import POINTS
 from outbox import Keyring, Outbox, ParentKey, keys
 from outbox.configuration import Configuration, Settings
 from outbox.http import HEADER, REPLAYED, Policy
-from outbox.http.header import EXAMPLE_KEY, KEY_BYTES_MAX
+from outbox.http.header import EXAMPLE_KEY, MAX_KEY_BYTES
 from outbox.http.openapi import kinds_by_status
-from outbox.http.policy import BODY_BYTES_MAX
+from outbox.http.policy import MAX_BODY_BYTES
 from outbox.http.problems import type_uri
 from outbox.status import State
 
@@ -61,8 +61,8 @@ def test_the_page_for_clients_has_each_refusal_and_the_default_settings() -> Non
         for kind in kinds
     )
     assert f"gets the first answer for {policy.keep // timedelta(hours=1)} hours" in page
-    assert f"A body may have {BODY_BYTES_MAX // 1024**2} MiB" in page
-    assert f"A key has 1 to {KEY_BYTES_MAX} bytes" in page
+    assert f"A body may have {MAX_BODY_BYTES // 1024**2} MiB" in page
+    assert f"A key has 1 to {MAX_KEY_BYTES} bytes" in page
     assert f"the header `{REPLAYED}: true`" in page
     assert f"`{HEADER}` header: a String of RFC 9651 in double quotes (`{EXAMPLE_KEY}`)" in page.replace("\n  ", " ")
     assert (policy.strict, policy.in_flight) == (False, "conflict")

@@ -29,7 +29,7 @@ from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from examples.fastapi_shop.effects import effects
 from examples.fastapi_shop.orders import Order
 
-SECONDS_MAX = 60
+MAX_SECONDS = 60
 CART = {"email": "ada@example.com", "amount": 2000}
 TABLES = "from examples.{}.{} import create_tables; create_tables()"
 
@@ -51,7 +51,7 @@ def environment_of(directory: Path, stripe_url: str, **more: str) -> dict[str, s
 
 def python(environment: Mapping[str, str], *arguments: str) -> str:
     """What a Python process prints that ends by itself."""
-    return run_python(*arguments, cwd=ROOT, env=environment, check=True, timeout=SECONDS_MAX).stdout
+    return run_python(*arguments, cwd=ROOT, env=environment, check=True, timeout=MAX_SECONDS).stdout
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def running(log: Path, environment: Mapping[str, str], *arguments: str) -> Itera
         try:
             yield process
             process.terminate()
-            status = process.wait(SECONDS_MAX)
+            status = process.wait(MAX_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -71,7 +71,7 @@ def running(log: Path, environment: Mapping[str, str], *arguments: str) -> Itera
 
 def wait_for(what: Callable[[], Any], *logs: Path) -> Any:
     """What `what` returns, once that is true."""
-    latest = time.monotonic() + SECONDS_MAX
+    latest = time.monotonic() + MAX_SECONDS
     while time.monotonic() < latest:
         if found := what():
             return found
@@ -235,7 +235,7 @@ def test_the_shop_on_its_stage_prints_the_receipt(tmp_path: Path) -> None:
         number = httpx.post(f"{url}/orders", headers=headers, json=CART, trust_env=False).json()["order"]
         wait_for(lambda: "mail to ada@example.com" in log.read_text(), log)
         stage.send_signal(signal.SIGINT)
-        stage.wait(SECONDS_MAX)
+        stage.wait(MAX_SECONDS)
 
     assert f"mail to ada@example.com: Thank you. You paid 20.00 EUR for order {number}.\n" in log.read_text()
     assert log.read_text().endswith("1 charged\n")
@@ -312,7 +312,7 @@ def test_the_nightly_job_on_two_machines_at_once_charges_once(
     cron: dict[str, str], stripe: RunningStripe, tmp_path: Path
 ) -> None:
     with running(tmp_path / "one.log", cron, *NIGHTLY) as one, running(tmp_path / "two.log", cron, *NIGHTLY) as two:
-        statuses = [one.wait(SECONDS_MAX), two.wait(SECONDS_MAX)]
+        statuses = [one.wait(MAX_SECONDS), two.wait(MAX_SECONDS)]
 
     assert statuses == [0, 0]
     assert charged(stripe) == ["41", "42"]
@@ -328,6 +328,6 @@ def test_the_job_s_readme_leads_to_three_charges(stripe: RunningStripe, tmp_path
     variables = dict(os.environ)
     inherited = forked_commands(tmp_path, ["python", "outbox"], variables)
     bash = ["bash", "-euc", commands]
-    subprocess.run(bash, cwd=ROOT, env=variables, pass_fds=[inherited], check=True, timeout=SECONDS_MAX)
+    subprocess.run(bash, cwd=ROOT, env=variables, pass_fds=[inherited], check=True, timeout=MAX_SECONDS)
 
     assert charged(stripe) == ["41", "42", "43"]

@@ -193,7 +193,7 @@ def test_an_entry_that_kills_every_process_that_takes_it_comes_to_an_end(
 ) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter(window=window)
-    adapter.attempts_max = 3
+    adapter.max_attempts = 3
     for _ in range(3):
         claim_one(DatabaseStore(database.engine, ob.configuration))
         age(database, HOUR)

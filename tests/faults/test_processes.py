@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from support.apps.oom_sender import ATTEMPTS_MAX
+from support.apps.oom_sender import MAX_ATTEMPTS
 from support.daemons import Daemon, FileService, GatedService, daemon, wait_for, write_factory
 from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import HOUR, age, put, put_one, queue_row, run_once, settlement_row, state, states
@@ -127,9 +127,9 @@ def test_a_payload_that_kills_its_sender_ends_uncertain_beside_others(
     ended = supervised(postgresql, tmp_path, "keys")
 
     sent, row = Counter(FileService(tmp_path).sent), queue_row(postgresql, id)
-    assert ended == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    assert ended == [-signal.SIGKILL] * MAX_ATTEMPTS + [0]
     assert states(postgresql) == {"delivered": 9, "uncertain": 1}
-    assert (row.state, row.attempts, sent[key]) == ("uncertain", ATTEMPTS_MAX, ATTEMPTS_MAX)
+    assert (row.state, row.attempts, sent[key]) == ("uncertain", MAX_ATTEMPTS, MAX_ATTEMPTS)
     assert len(FileService(tmp_path).effects) == len(sent) == 10
     assert broken_rules(postgresql) == {}
 

@@ -218,10 +218,10 @@ def eventually_gone(pid: int, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def eventually(condition, *, seconds_max: float = 60) -> None:
-    deadline = time.monotonic() + seconds_max
+def eventually(condition, *, max_seconds: float = 60) -> None:
+    deadline = time.monotonic() + max_seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not so after {seconds_max} s"
+        assert time.monotonic() < deadline, f"not so after {max_seconds} s"
         time.sleep(0.02)
 
 

@@ -89,14 +89,14 @@ def test_a_process_of_many_engines_has_few_senders(
 ) -> None:
     # None is replaced: the thread of one that was would still be there for a moment.
     monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 600)
-    engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(hints.SENDERS_MAX + 4)]
+    engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(hints.MAX_SENDERS + 4)]
     for number, engine in enumerate(engines):
         commit_on(engine, ob, f"order:{number}")
 
     found = len(senders())
     for engine in engines:
         engine.dispose()
-    assert found <= hints.SENDERS_MAX
+    assert found <= hints.MAX_SENDERS
     assert len(postgresql.entries) == len(engines)
 
 
@@ -104,7 +104,7 @@ def test_a_new_engine_takes_the_sender_that_has_rested_longest(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an app that makes an engine for each task: the earlier ones are not collected yet."""
-    monkeypatch.setattr(hints, "SENDERS_MAX", 2)
+    monkeypatch.setattr(hints, "MAX_SENDERS", 2)
     monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
     engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(4)]
     with listening(postgresql) as ear:
@@ -152,11 +152,11 @@ def test_no_commit_waits_for_a_connection_that(
     troubled = Troubled(driver_url(postgresql, postgresql.url), hangs=hangs)
     engine = sa.create_engine("postgresql+psycopg://", creator=troubled.connect)
     try:
-        for number in range(hint_sender.WAITING_MAX // 200):
+        for number in range(hint_sender.MAX_WAITING // 200):
             commit_on(engine, ob, f"order:{number}")
             assert troubled.asked.wait(TEST_TIMEOUT)
 
-        assert len(postgresql.entries) == hint_sender.WAITING_MAX // 200
+        assert len(postgresql.entries) == hint_sender.MAX_WAITING // 200
         assert hints.sender_of(engine)._thread.is_alive()
     finally:
         troubled.released.set()
@@ -169,8 +169,8 @@ def test_senders_that_cannot_end_are_few(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an app that makes an engine for each task, while the server lets the senders' connections wait."""
-    monkeypatch.setattr(hints, "SENDERS_MAX", 1)
-    monkeypatch.setattr(hints, "THREADS_MAX", 3)
+    monkeypatch.setattr(hints, "MAX_SENDERS", 1)
+    monkeypatch.setattr(hints, "MAX_THREADS", 3)
     monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
     wait_for(lambda: not senders())
     troubled = Troubled(driver_url(postgresql, postgresql.url), hangs=True)
@@ -195,7 +195,7 @@ def test_an_engine_does_not_keep_a_sender_that_has_ended(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a process that uses more engines in turn than it has senders would keep every sender of its life."""
-    monkeypatch.setattr(hints, "SENDERS_MAX", 1)
+    monkeypatch.setattr(hints, "MAX_SENDERS", 1)
     monkeypatch.setattr(hints, "SENDER_RESTS_SECONDS", 0.0)
     engines = [sa.create_engine(postgresql.url, poolclass=sa.NullPool) for _ in range(2)]
     commit_on(engines[0], ob, "order:1")

@@ -91,7 +91,7 @@ def test_a_commit_sends_a_hint(postgresql: Database, ob: outbox.Outbox, way: str
 def test_a_hint_waits_for_its_own_transaction_only(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hint_sender, "COMMIT_SECONDS_MAX", TEST_TIMEOUT * 2)
+    monkeypatch.setattr(hint_sender, "MAX_COMMIT_SECONDS", TEST_TIMEOUT * 2)
     with listening(postgresql) as ear, postgresql.engine.connect() as connection:
         with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
             enqueue(session, ob)

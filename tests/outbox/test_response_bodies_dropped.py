@@ -124,7 +124,7 @@ def test_with_the_layout_off_what_is_carried_over_goes_into_its_record(shop: Cli
 def test_a_day_with_too_many_records_that_cannot_be_deleted_stays(
     shop: Client, by_day: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_partitions, "CARRIED_MAX", 2)
+    monkeypatch.setattr(body_partitions, "MAX_CARRIED", 2)
     for number in range(3):
         shop.request(key=f"stuck-{number}")
     days_pass(by_day, MONTH)

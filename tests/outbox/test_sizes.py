@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("alembic", "benchmarks", "dispatchers", "examples", "outbox", "tests")
 SOURCES = [ROOT / "dev.py", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))]
-FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 60
-NAME_LENGTH_MAX = 70
-DISPATCHER_LINES_MAX = 39
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_NAME_LENGTH = 70
+MAX_DISPATCHER_LINES = 39
 
 
 def lengths(path: Path) -> dict[str, int]:
@@ -32,20 +32,20 @@ def functions_in(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 def test_no_file_is_longer_than_600_lines() -> None:
     counts = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in SOURCES}
 
-    assert {name: count for name, count in counts.items() if count > FILE_LINES_MAX} == {}
+    assert {name: count for name, count in counts.items() if count > MAX_FILE_LINES} == {}
 
 
 def test_no_function_is_longer_than_60_lines() -> None:
     found = {f"{path.relative_to(ROOT)}: {name}": count for path in SOURCES for name, count in lengths(path).items()}
 
-    assert {name: count for name, count in found.items() if count > FUNCTION_LINES_MAX} == {}
+    assert {name: count for name, count in found.items() if count > MAX_FUNCTION_LINES} == {}
 
 
 def test_the_dispatcher_takes_its_keywords_and_little_more() -> None:
     found = lengths(ROOT / "dispatchers" / "process" / "dispatcher.py")
 
     (count,) = [count for name, count in found.items() if name.startswith("__init__")]
-    assert count <= DISPATCHER_LINES_MAX
+    assert count <= MAX_DISPATCHER_LINES
 
 
 def test_no_name_of_a_test_is_longer_than_70_characters() -> None:
@@ -55,4 +55,4 @@ def test_no_name_of_a_test_is_longer_than_70_characters() -> None:
         for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.M)
     }
 
-    assert {name for name in names if len(name) > NAME_LENGTH_MAX} == set()
+    assert {name for name in names if len(name) > MAX_NAME_LENGTH} == set()

@@ -271,7 +271,7 @@ def test_in_a_drain_ahead_the_time_that_passes_counts_for_the_limits(database: D
 
 
 def test_what_never_ends_is_an_error(database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatchers.testing.draining.ROUNDS_MAX", 10)
+    monkeypatch.setattr("dispatchers.testing.draining.MAX_ROUNDS", 10)
     put(database, ob, "nobody.serves")
 
     text = failure(lambda: drained(database, ob, include=[_deferring(0)], ahead=True))

@@ -29,7 +29,7 @@ def django_shop_maker(database: Database, ob: outbox.Outbox, monkeypatch: pytest
 
     def make(*middleware: str, csrf: bool = False, **more: Any) -> Client:
         idempotency = outbox.http.django.Idempotency(
-            scope=lambda request: "ada", policy=Policy(outbox=ob), body_bytes_max=LIMIT, **more
+            scope=lambda request: "ada", policy=Policy(outbox=ob), max_body_bytes=LIMIT, **more
         )
 
         @idempotency.claimed

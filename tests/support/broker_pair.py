@@ -46,7 +46,7 @@ APPLIED = sa.Table(
 
 Received = tuple[MessageIdentity, Mapping[str, int]]
 LEASE, MARGIN = timedelta(seconds=5), timedelta(seconds=1)
-SECONDS_MAX = 900
+MAX_SECONDS = 900
 AT_ONCE = 5_000  # entries in a transaction
 
 
@@ -168,10 +168,10 @@ def run(shop: Database, billing: Database, name: str, broker: Broker, messages: 
         for number, (first, last) in enumerate(pairwise(bounds)):
             enqueue(shop, range(first, last))
             reached = first + (last - first) // 3
-            wait_for(lambda reached=reached: applied(billing) >= reached, f"{reached} applied", SECONDS_MAX)
+            wait_for(lambda reached=reached: applied(billing) >= reached, f"{reached} applied", MAX_SECONDS)
             victims[number % len(victims)]()
-        wait_for(lambda: states(shop)["delivered"] == messages, "every entry delivered", SECONDS_MAX)
-        wait_for(lambda: applied(billing) >= messages, "every message applied", SECONDS_MAX)
+        wait_for(lambda: states(shop)["delivered"] == messages, "every entry delivered", MAX_SECONDS)
+        wait_for(lambda: applied(billing) >= messages, "every message applied", MAX_SECONDS)
     seconds = time.monotonic() - began
     compare(shop, billing)
     twice = broker.stored() - messages

@@ -101,11 +101,11 @@ def through_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Bil
         reached.dispose()
 
 
-def until(done: Callable[[], object], step: Callable[[], object], seconds_max: float = 20) -> None:
+def until(done: Callable[[], object], step: Callable[[], object], max_seconds: float = 20) -> None:
     """Take steps, each of which waits for the broker by itself, until it is done."""
-    deadline = time.monotonic() + seconds_max
+    deadline = time.monotonic() + max_seconds
     while not done():
-        assert time.monotonic() < deadline, f"not done after {seconds_max} s"
+        assert time.monotonic() < deadline, f"not done after {max_seconds} s"
         step()
 
 

@@ -39,7 +39,7 @@ from support.entries import HOUR, age
 
 ROUNDS = 20
 ROUNDS_IN_CI = 1
-PASSES_MAX = 4  # of the next process: what was sent, looked at, decided upon, and what callbacks have enqueued
+MAX_PASSES = 4  # of the next process: what was sent, looked at, decided upon, and what callbacks have enqueued
 Task = Callable[[Database, Path], None]
 OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
 
@@ -93,7 +93,7 @@ def work(database: Database, books: Path, name: str) -> None:
 def keep_up(database: Database) -> None:
     store = DatabaseStore(database.engine, OB.configuration)
     retention = Retention.of(timedelta(days=35), [])
-    asyncio.run(Maintenance(store.run, TABLES, retention, pause_ratio=0).run_once(batches_max=1))
+    asyncio.run(Maintenance(store.run, TABLES, retention, pause_ratio=0).run_once(max_batches=1))
 
 
 def look_at_the_uncertain(database: Database, fax: Fax) -> None:
@@ -108,7 +108,7 @@ def look_at_the_uncertain(database: Database, fax: Fax) -> None:
 
 def recover(database: Database, books: Path) -> None:
     """What the next process does, some hours later; then the comparison."""
-    for _ in range(PASSES_MAX):
+    for _ in range(MAX_PASSES):
         if not database.queue:
             break
         age(database, 2 * HOUR)

@@ -54,8 +54,8 @@ def put_heartbeat(
         operation: {
             "window": window,
             "timeout": 30.0,
-            "attempts_max": 20,
-            "age_max": 259200.0,
+            "max_attempts": 20,
+            "max_age": 259200.0,
             "at_least_once": False,
             "can_look_up": can_look_up,
             "form": "native",
@@ -63,7 +63,7 @@ def put_heartbeat(
         }
     }
     settings: dict[str, Any] = {"lease": 60.0, "margin": 5.0, "keep": 604800.0, "callbacks_at_once": 4}
-    declared = json.dumps(settings | {"callbacks": [], "connections_max": None, "operations": operations})
+    declared = json.dumps(settings | {"callbacks": [], "max_connections": None, "operations": operations})
     heartbeat = Heartbeat(id=uuid4(), host="web-1", pid=812, version="1", in_flight=0, declared=declared)
     with database.owner() as connection:
         beat(connection, TABLES, heartbeat)

@@ -139,7 +139,7 @@ def quota(destination: str = "crm", permits: int = 64, due_from: Any = EPOCH) ->
 def claim_request(*quotas: Quota, **settings: Any) -> ClaimRequest:
     given: dict[str, Any] = {
         "quotas": quotas or [quota()],
-        "entries_max": 500,
+        "max_entries": 500,
         "token": uuid4(),
         "lease": LEASE,
         "forms": {},

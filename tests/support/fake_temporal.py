@@ -25,8 +25,8 @@ from temporalio.api.errordetails.v1 import (
 from temporalio.api.workflowservice import v1 as service
 
 RPCS = ("GetSystemInfo", "DescribeNamespace", "StartWorkflowExecution", "DescribeWorkflowExecution")
-ID_CHARS_MAX = 1000
-BLOB_BYTES_MAX = 2 * 1024 * 1024
+MAX_ID_CHARS = 1000
+MAX_BLOB_BYTES = 2 * 1024 * 1024
 LOSE, HANG, NO_LISTENER = "lose", "hang", "no listener"
 
 
@@ -135,11 +135,11 @@ class FakeTemporal:
         self.requests.append(request.SerializeToString())
         self._check_namespace(request)
         for field in ("workflow_id", "request_id"):
-            if not 0 < len(getattr(request, field)) <= ID_CHARS_MAX:
+            if not 0 < len(getattr(request, field)) <= MAX_ID_CHARS:
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"{field} is not set or exceeds length limit")
         if not request.workflow_type.name or not request.task_queue.name:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "WorkflowType or TaskQueue is not set on request.")
-        if sum(len(each.data) for each in request.input.payloads) > BLOB_BYTES_MAX:
+        if sum(len(each.data) for each in request.input.payloads) > MAX_BLOB_BYTES:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "Blob data size exceeds limit.")
         run = self.runs.get(request.workflow_id)
         if run is None:

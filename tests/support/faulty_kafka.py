@@ -65,10 +65,10 @@ class FaultyKafka:
     """A topic of its own, reached through a relay. It treats the n-th produce request as the n-th of its `answers` says, and
     each later one as the last.
 
-    topics_asked: the requests for the topic's metadata. bytes_max: of a produce request; a larger one is refused.
+    topics_asked: the requests for the topic's metadata. max_bytes: of a produce request; a larger one is refused.
     """
 
-    bytes_max = math.inf
+    max_bytes = math.inf
 
     def __init__(self) -> None:
         self.topic = f"orders-{uuid4().hex[:8]}"
@@ -160,7 +160,7 @@ class FaultyKafka:
                 continue
             answer = self.answers[min(self._produced, len(self.answers) - 1)]
             self._produced += 1
-            if len(frame) > self.bytes_max:
+            if len(frame) > self.max_bytes:
                 answer = MSG_SIZE_TOO_LARGE
             if isinstance(answer, int):
                 writer.write(framed(refusal(frame, answer)))

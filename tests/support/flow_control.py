@@ -13,8 +13,8 @@ from support.entries import HOUR, run_once
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
-LASTING = Breaker(wait=HOUR, wait_max=DAY)  # longer than any machine takes for a test
-FRAGILE = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=DAY))}
+LASTING = Breaker(wait=HOUR, max_wait=DAY)  # longer than any machine takes for a test
+FRAGILE = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=HOUR, max_wait=DAY))}
 ONE_AT_A_TIME = {"crm": Limits(concurrency=1)}
 
 

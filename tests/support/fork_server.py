@@ -24,7 +24,7 @@ from types import ModuleType
 NUMBER = struct.Struct("!q")
 """What the server writes to a program's channel: the process id, then, when the program has ended, its exit status."""
 
-REQUEST_FILES_MAX = 5
+MAX_REQUEST_FILES = 5
 """A program's channel, stdin, stdout and stderr, and the socket of a fork server if it starts programs itself. They come by the
 control socket; the request itself by the channel.
 """
@@ -44,7 +44,7 @@ def serve(control: socket.socket) -> None:
             woken.recv(4096)
             report_ended(channels)
         if control in ready:
-            _, files, _, _ = socket.recv_fds(control, 1, REQUEST_FILES_MAX)
+            _, files, _, _ = socket.recv_fds(control, 1, MAX_REQUEST_FILES)
             if not files:
                 sys.exit()
             with open(files[0], "rb", closefd=False) as channel:

@@ -27,8 +27,8 @@ GROUP = {
     **{"evs.keepalive_period": "PT0.3S", "evs.suspect_timeout": "PT2S", "evs.inactive_timeout": "PT3S"},
     **{"evs.inactive_check_period": "PT0.3S", "evs.install_timeout": "PT3S", "gcache.size": "64M"},
 }
-SECONDS_MAX = 120
-LOG_CHARS_MAX = 3000
+MAX_SECONDS = 120
+MAX_LOG_CHARS = 3000
 SLEEP = 0.1
 
 
@@ -210,17 +210,17 @@ def running_cluster(database: str = "shop", size: int = 3) -> Iterator[Cluster]:
             yield cluster
         except Exception as error:
             for node in cluster.nodes:
-                error.add_note(f"the last lines of the log of {node.name}:\n{node.log[-LOG_CHARS_MAX:]}")
+                error.add_note(f"the last lines of the log of {node.name}:\n{node.log[-MAX_LOG_CHARS:]}")
             raise
         finally:
             cluster.stop()
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds_max: float = SECONDS_MAX) -> None:
-    until = time.monotonic() + seconds_max
+def wait_until(condition: Callable[[], bool], what: str, max_seconds: float = MAX_SECONDS) -> None:
+    until = time.monotonic() + max_seconds
     while not condition():
         if time.monotonic() > until:
-            raise TimeoutError(f"not within {seconds_max:.0f} s: {what}")
+            raise TimeoutError(f"not within {max_seconds:.0f} s: {what}")
         time.sleep(SLEEP)
 
 

@@ -28,7 +28,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 POSTGRESQLS = ("14", "15", "16", "17")  # 18 is that of the whole suite
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 WORKERS = min(max(os.cpu_count() or 2, 2) + 2, 6)
-ALONE_MAX = 3
+MAX_ALONE = 3
 EXTRAS = ("--all-extras", "--no-emit-package", "mysqlclient")  # it must be compiled
 
 CORE = (
@@ -113,7 +113,7 @@ def execute(run: Run) -> int:
     status, text = output([*command, "-n", str(WORKERS), "--dist", "worksteal", *files], target)
     summary = (re.findall(r"^=*\s*(\d+ \w+.*? in [\d.]+s)", text, re.M) or ["no summary"])[-1]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.M)
-    if status == 1 and 0 < len(failed) <= ALONE_MAX:
+    if status == 1 and 0 < len(failed) <= MAX_ALONE:
         status, again = output([*command, "--last-failed", *files], target)
         if status == 0:
             summary += f"; passed only alone: {', '.join(failed)}"

@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 from support.free_ports import free_ports
 from support.freezing import freeze
 
-READY_SECONDS_MAX = 60
+MAX_READY_SECONDS = 60
 PASSWORD = "open-sesame-5eb63bbb"
 PERMISSIONS = f"""
 authorization {{
@@ -79,7 +79,7 @@ class Node:
         if process is not None:
             process.send_signal(signal.SIGCONT)
             process.send_signal(how)
-            process.wait(READY_SECONDS_MAX)
+            process.wait(MAX_READY_SECONDS)
 
 
 class Cluster:
@@ -107,7 +107,7 @@ class Cluster:
 
     async def until_ready(self) -> None:
         """Until a leader answers, and has all the nodes."""
-        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+        async with asyncio.timeout(MAX_READY_SECONDS), self.client() as client:
             while True:
                 with suppress(Error):
                     await client.jetstream(timeout=1).add_stream(
@@ -118,7 +118,7 @@ class Cluster:
 
     async def until_whole(self, stream: str) -> None:
         """Until every node has all messages of the stream: without two of three no message can be stored."""
-        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+        async with asyncio.timeout(MAX_READY_SECONDS), self.client() as client:
             while True:
                 with suppress(Error):
                     about = (await client.jetstream(timeout=1).stream_info(stream)).cluster
@@ -128,7 +128,7 @@ class Cluster:
 
     async def leader(self, stream: str) -> Node:
         """The node that answers for the stream."""
-        async with asyncio.timeout(READY_SECONDS_MAX), self.client() as client:
+        async with asyncio.timeout(MAX_READY_SECONDS), self.client() as client:
             while True:
                 with suppress(Error, NotFoundError):
                     about = await client.jetstream(timeout=1).stream_info(stream)

@@ -21,7 +21,7 @@ from dispatchers.testing import postgres_supervisor as launcher
 from support.database import Database
 
 PORT = 6432  # only part of the socket's name, and the directory is fresh
-READY_SECONDS_MAX = 20
+MAX_READY_SECONDS = 20
 # psycopg's: a prepared statement stays on the connection that it was prepared on.
 NO_PREPARED = {"prepare_threshold": None}
 
@@ -65,7 +65,7 @@ def pgbouncer(url: sa.URL, *, pool_size: int) -> Iterator[sa.URL]:
             )
         finally:
             process.terminate()
-            process.wait(READY_SECONDS_MAX)
+            process.wait(MAX_READY_SECONDS)
     finally:
         shutil.rmtree(directory)
 
@@ -119,7 +119,7 @@ def _let_all_through(folder: Path) -> None:
 
 
 def _is_ready(process: subprocess.Popen[bytes], path: Path) -> bool:
-    deadline = time.monotonic() + READY_SECONDS_MAX
+    deadline = time.monotonic() + MAX_READY_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX) as client:
             if client.connect_ex(str(path)) == 0:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 SCHEMES = ("light", "dark")
 WIDTHS = (360, 800, 1280)
-WIDTH, HEIGHT_MAX = 1100, 1000  # of a picture in the documents
+WIDTH, MAX_HEIGHT = 1100, 1000  # of a picture in the documents
 SHOWN = (("uncertain", "light", 960), ("entry", "dark", 900), ("overview", "dark", 900), ("destinations", "light", 600))
 """The pictures of the documents: the page, its colour scheme and the height."""
 QUERIES = {"uncertain": "?destination=courier"}  # a service that remembers its keys: more decisions are safe
@@ -83,7 +83,7 @@ def save_all(browser: Browser, home: str, folder: Path) -> None:
         with browsing(browser, home, color_scheme=scheme) as page:
             for name, address in addresses(page, home).items():
                 for width in WIDTHS:
-                    show(page, address, width, HEIGHT_MAX)
+                    show(page, address, width, MAX_HEIGHT)
                     page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
 
 

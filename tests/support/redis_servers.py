@@ -17,7 +17,7 @@ from redis.retry import Retry
 from support.free_ports import free_ports
 from support.freezing import freeze
 
-READY_SECONDS_MAX = 60
+MAX_READY_SECONDS = 60
 BUCKETS = 16_384  # of the hashes of names
 
 
@@ -48,7 +48,7 @@ class Server:
 
     def ask(self, *command: Any) -> Any:
         """The answer; of a server that starts, when it is there."""
-        patient = Retry(ConstantBackoff(0.02), READY_SECONDS_MAX * 50)
+        patient = Retry(ConstantBackoff(0.02), MAX_READY_SECONDS * 50)
         with redis.Redis(port=self.port, retry=patient, decode_responses=True, socket_timeout=10) as client:
             return client.execute_command(*command)
 
@@ -72,7 +72,7 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(how)
-            process.wait(READY_SECONDS_MAX)
+            process.wait(MAX_READY_SECONDS)
 
 
 @contextmanager

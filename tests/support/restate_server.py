@@ -17,7 +17,7 @@ from support.database import IMPORT_PATH
 from support.free_ports import free_ports
 from support.freezing import freeze
 
-READY_SECONDS_MAX = 60
+MAX_READY_SECONDS = 60
 
 
 def find_restate_server() -> str:
@@ -51,8 +51,8 @@ class Restate:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for(lambda: self._answers(f"{self._admin}/health"), "Restate's admin API", READY_SECONDS_MAX)
-        wait_for(lambda: self._answers(f"{self.url}/restate/health"), "Restate's ingress", READY_SECONDS_MAX)
+        wait_for(lambda: self._answers(f"{self._admin}/health"), "Restate's admin API", MAX_READY_SECONDS)
+        wait_for(lambda: self._answers(f"{self.url}/restate/health"), "Restate's ingress", MAX_READY_SECONDS)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -65,14 +65,14 @@ class Restate:
             )
         try:
             url = f"http://127.0.0.1:{self._service_port}"
-            wait_for(lambda: self._answers(f"{url}/restate/health"), "the service", READY_SECONDS_MAX)
+            wait_for(lambda: self._answers(f"{url}/restate/health"), "the service", MAX_READY_SECONDS)
             httpx.post(
                 f"{self._admin}/deployments", json={"uri": url, "use_http_11": True}, timeout=60
             ).raise_for_status()
             yield
         finally:
             service.kill()
-            service.wait(READY_SECONDS_MAX)
+            service.wait(MAX_READY_SECONDS)
 
     def runs_of(self, handler: str, key: str, number: str) -> set[str]:
         """The invocations of a handler with this input. A handler may run several times in one invocation."""
@@ -82,7 +82,7 @@ class Restate:
     def kill(self) -> None:
         process = self._running()
         process.kill()
-        process.wait(READY_SECONDS_MAX)
+        process.wait(MAX_READY_SECONDS)
 
     def freeze(self) -> None:
         freeze(self._running())

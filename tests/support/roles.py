@@ -27,10 +27,10 @@ def the_dashboard_shows_entries_without_their_contents(as_role: As, ob: outbox.O
 
     with as_role("dashboard").engine.connect() as connection:
         overview = read_overview(connection, TABLES)
-        listed = list_entries(connection, TABLES, Filter(), entries_max=10)
+        listed = list_entries(connection, TABLES, Filter(), max_entries=10)
         shown = read_entry(connection, TABLES, sent[0])
         with pytest.raises(InvalidValue, match="may not read why entries wait"):
-            list_entries(connection, TABLES, Filter(reason="slow"), entries_max=10)
+            list_entries(connection, TABLES, Filter(reason="slow"), max_entries=10)
 
     assert overview.destinations[0].states == {"pending": 1}
     assert overview.unserved is None  # unknown, and not none

@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Any] = {
     "key_format": NATIVE,
     "replays_errors": "none",
     "at_least_once": False,
-    "attempts_max": 20,
-    "age_max": timedelta(days=3),
+    "max_attempts": 20,
+    "max_age": timedelta(days=3),
     "pinned": "",
 }
 """What docs/states.md says of a declaration that is left out."""

@@ -126,8 +126,8 @@ class Agreement(RuleBasedStateMachine):
         known = [each._replace(known=True, admitted=True) for name, each in quotas.items() if name not in names]
         request = ClaimRequest(
             quotas=[*known, *(quotas[name] for name in names)],
-            entries_max=500,
-            callbacks_max=2,
+            max_entries=500,
+            max_callbacks=2,
             token=UUID(int=self.requests),
             lease=LEASE,
             forms={"crm": form, "mail.send": form},

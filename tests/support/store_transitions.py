@@ -15,7 +15,7 @@ from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle
 HOUR = timedelta(hours=1)
 LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one
 NEAR = timedelta(minutes=10)  # how far apart two instants may be that are the same: a step takes no such time
-MEMORY = Memory(window=timedelta(hours=10, minutes=30), attempts_max=4, age_max=timedelta(hours=30, minutes=30))
+MEMORY = Memory(window=timedelta(hours=10, minutes=30), max_attempts=4, max_age=timedelta(hours=30, minutes=30))
 START = datetime(2026, 1, 31, tzinfo=UTC)
 INSTANTS = (
     *("due_at", "created_at", "queued_at", "waiting_since"),
@@ -44,7 +44,7 @@ LIMITS = {
         concurrency_in_all=3,
         rate=2 / HOUR.total_seconds(),
         burst=2,
-        breaker=Breaker(failures=2, wait=1.5 * HOUR, wait_max=6 * HOUR),
+        breaker=Breaker(failures=2, wait=1.5 * HOUR, max_wait=6 * HOUR),
     )
 }
 NEWS: dict[str, dict[str, News]] = {

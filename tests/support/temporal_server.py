@@ -18,7 +18,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from support.free_ports import free_ports
 
-READY_SECONDS_MAX = 60
+MAX_READY_SECONDS = 60
 QUEUE = "orders"
 
 
@@ -62,10 +62,10 @@ class Temporal:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(READY_SECONDS_MAX)
+            process.wait(MAX_READY_SECONDS)
 
     async def _until_ready(self) -> None:
-        async with asyncio.timeout(READY_SECONDS_MAX):
+        async with asyncio.timeout(MAX_READY_SECONDS):
             while True:
                 with suppress(RuntimeError, RPCError):
                     client = await Client.connect(self.address, connect_timeout=timedelta(seconds=1))

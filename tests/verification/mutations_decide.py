@@ -125,8 +125,8 @@ RULE_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         admit=lambda entry, memory, now, jitter=1.0: admit(entry, replace(memory, at_least_once=True), now, jitter)
     ),
     "a limit in doubt is a failure": rule(_end=lambda entry, attempts, reason: Settle("failed", attempts)),
-    "attempts have no limit": with_memory(attempts_max=10**6),
-    "age has no limit": with_memory(age_max=timedelta(days=10**5)),
+    "attempts have no limit": with_memory(max_attempts=10**6),
+    "age has no limit": with_memory(max_age=timedelta(days=10**5)),
     "a retry-after is honoured beyond the age": rule(decide=waiting_as_asked),
     "a conclusive rejection speaks for earlier keys": deciding(Rejected, entry={"key_epoch": 0}),
     "send again clears doubt": moving(SendAgain, maybe_sent=False),

@@ -49,16 +49,16 @@ def messages_of(
 
 
 def parts_of(
-    items: Iterable[Item], *, items_max: int, size_max: int, size: Callable[[Item], int]
+    items: Iterable[Item], *, max_items: int, max_size: int, size: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
-    """The items in parts of at most `items_max` items, and together of at most `size_max` bytes.
+    """The items in parts of at most `max_items` items, and together of at most `max_size` bytes.
 
     An item that alone is larger has a part of its own: the broker's answer to it is the truth.
     """
     part, total = list[Item](), 0
     for item in items:
         its = size(item)
-        if part and (len(part) == items_max or total + its > size_max):
+        if part and (len(part) == max_items or total + its > max_size):
             yield part
             part, total = [], 0
         part.append(item)

@@ -63,8 +63,8 @@ class KafkaAdapter(PlacesAdapter):
         key_header: str = "event-id",
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(bootstrap_servers, str) or not bootstrap_servers:
@@ -81,8 +81,8 @@ class KafkaAdapter(PlacesAdapter):
             raise ConfigurationError(f"settings must not contain {own}: the adapter sets them itself")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self._bootstrap_servers = bootstrap_servers
         self._places = Places("topic", topic)
         self._key_header = key_header

@@ -57,8 +57,8 @@ class NatsAdapter(BatchAdapter):
         window: Window = WINDOW,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         self._servers = _checked_servers(servers)
@@ -75,8 +75,8 @@ class NatsAdapter(BatchAdapter):
         self._remembered: timedelta | None = window  # FOREVER is refused above
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         if window is not None:  # the ids are those of one stream
             self.pinned = f"nats {stream}"
         self._stream = stream

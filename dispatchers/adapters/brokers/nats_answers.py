@@ -35,7 +35,7 @@ FULL: Final = (
 )
 """A stream with `discard: new` is full. Each replica refuses such a message before it writes. Source: server/store.go."""
 
-SUBJECT_BYTES_MAX: Final = 3_500
+MAX_SUBJECT_BYTES: Final = 3_500
 """A server ends the connection after a command of more than 4,096 bytes without the message (its `max_control_line`)."""
 
 API: Final = frozenset({"$JS", "$SYS"})
@@ -107,8 +107,8 @@ def unfit_subject(subject: str) -> str | None:
         return "the subject has a wildcard"
     if tokens[0] in API:
         return f"the subject belongs to the API of the server ({tokens[0]})"
-    if len(subject.encode()) > SUBJECT_BYTES_MAX:
-        return f"the subject is longer than {SUBJECT_BYTES_MAX} bytes"
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        return f"the subject is longer than {MAX_SUBJECT_BYTES} bytes"
     return None
 
 

@@ -30,11 +30,11 @@ from dispatchers.delivery import Answered, Deferred, Outcome, Rejected, Unknown
 log = logging.getLogger("outbox.dispatcher")
 
 CONNECT_SECONDS: Final = 2  # for one server of several
-CHECK_SECONDS_MAX: Final = 1.5
+MAX_CHECK_SECONDS: Final = 1.5
 """For its answer about the stream: within CONNECT_SECONDS, so that the reason names the stream."""
 CHECK_SECONDS: Final = 10.0  # how old the knowledge of the stream's configuration may be when a message is sent
 HEADERS_BYTES: Final = 512  # more than the headers of the adapter and of a trace have
-PINGS_UNANSWERED_MAX: Final = 2
+MAX_PINGS_UNANSWERED: Final = 2
 NO_LIMIT: Final = -1
 """Of the bytes that wait to be written: above a limit, `Client.publish` waits for the server and ignores its cancellation."""
 
@@ -110,7 +110,7 @@ class NatsConnection:
                     reconnect_time_wait=0,
                     connect_timeout=CONNECT_SECONDS,
                     ping_interval=ping_seconds,  # type: ignore[arg-type]  # it sleeps that long
-                    max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                    max_outstanding_pings=MAX_PINGS_UNANSWERED,
                     pending_size=NO_LIMIT,
                     skip_subject_validation=True,  # the adapter has checked the subject more strictly
                     error_cb=self._reported,  # the client's own logs the error with all it holds
@@ -190,7 +190,7 @@ class NatsConnection:
     async def _check(self) -> None:
         began = self._loop.time()
         try:
-            info = await self._client.jetstream(timeout=CHECK_SECONDS_MAX).stream_info(self._stream)
+            info = await self._client.jetstream(timeout=MAX_CHECK_SECONDS).stream_info(self._stream)
         except NotFoundError:
             raise NotReady(f"there is no stream {self._stream!r}") from None
         except Error as error:

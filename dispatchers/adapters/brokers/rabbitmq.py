@@ -25,7 +25,7 @@ from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
 PERSISTENT: Final = 2
-NAME_BYTES_MAX: Final = 255  # AMQP 0-9-1, "short string"
+MAX_NAME_BYTES: Final = 255  # AMQP 0-9-1, "short string"
 
 
 class RabbitMqAdapter(PlacesAdapter):
@@ -48,17 +48,17 @@ class RabbitMqAdapter(PlacesAdapter):
         routing_key: str | Mapping[str, str] = OPERATION,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._urls = _checked_urls(urls)
-        if not isinstance(exchange, str) or len(exchange.encode()) > NAME_BYTES_MAX:
-            raise ConfigurationError(f"exchange={exchange!r} must be a text of at most {NAME_BYTES_MAX} bytes")
+        if not isinstance(exchange, str) or len(exchange.encode()) > MAX_NAME_BYTES:
+            raise ConfigurationError(f"exchange={exchange!r} must be a text of at most {MAX_NAME_BYTES} bytes")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self._exchange = exchange
         self._places = Places("routing_key", routing_key)
         self._tls = tls
@@ -72,8 +72,8 @@ class RabbitMqAdapter(PlacesAdapter):
             routing_key = self._places.of(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
-        if len(routing_key.encode()) > NAME_BYTES_MAX:
-            return Rejected(f"the routing key is longer than {NAME_BYTES_MAX} bytes")
+        if len(routing_key.encode()) > MAX_NAME_BYTES:
+            return Rejected(f"the routing key is longer than {MAX_NAME_BYTES} bytes")
         latest = delivery.deadline - self.timeout.total_seconds() / 2
         try:
             connection = self._connection.present() or await self._connection.ready(latest)

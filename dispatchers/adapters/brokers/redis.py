@@ -32,8 +32,8 @@ from dispatchers.delivery import Answered, Deferred, Delivery, Outcome
 from outbox.errors import ConfigurationError
 
 BODY: Final = "body"
-MESSAGES_MAX: Final = 500  # in one write
-BYTES_MAX: Final = 1_048_576  # of the bodies in one write
+MAX_MESSAGES: Final = 500  # in one write
+MAX_BYTES: Final = 1_048_576  # of the bodies in one write
 OPTIONS: Final = frozenset(
     {
         *("username", "password", "credential_provider", "client_name"),
@@ -86,8 +86,8 @@ class RedisAdapter(BatchAdapter):
         replicas: int = 0,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(key_field, str) or not key_field or key_field == BODY:
@@ -98,8 +98,8 @@ class RedisAdapter(BatchAdapter):
             raise ConfigurationError(f"replicas={replicas!r} must be an int of at least 0")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self._pools = _pools(urls, connect or {})
         self._places = Places("stream", stream)
         self._key_field = key_field
@@ -115,7 +115,7 @@ class RedisAdapter(BatchAdapter):
         """Append the messages, and those that a cluster has moved once more, at the node that it names."""
         messages = messages_of(deliveries, self._message_of, answered)
         latest = deliveries[0].deadline - self.timeout.total_seconds() / 2
-        for part in parts_of(messages, items_max=MESSAGES_MAX, size_max=BYTES_MAX, size=lambda each: each[1].size):
+        for part in parts_of(messages, max_items=MAX_MESSAGES, max_size=MAX_BYTES, size=lambda each: each[1].size):
             moved = await self._append(part, latest, answered)
             for number, _ in await self._append(moved, latest, answered):
                 answered(number, Deferred("the cluster moves the stream"))

@@ -47,10 +47,10 @@ PORTS: Final[dict[Tls, int]] = {
     "none": 25,  # RFC 5321, 4.5.4.2
 }
 NAME: Final = re.compile(r"[\w.:\[\]-]+", re.ASCII)
-IDLE_SECONDS_MAX: Final = (
+MAX_IDLE_SECONDS: Final = (
     60.0  # servers wait 5 minutes (RFC 5321, 4.5.3.2.7); firewalls between drop connections sooner
 )
-COMPOSED_BYTES_MAX: Final = 64 * 1024  # of a payload: such a mail takes about 15 ms
+MAX_COMPOSED_BYTES: Final = 64 * 1024  # of a payload: such a mail takes about 15 ms
 QUIT_SECONDS: Final = 2.0  # QUIT is only polite, so it gets little time
 
 
@@ -72,7 +72,7 @@ class SmtpAdapter(Adapter):
         became due.
     timeout: how long one send may take. The adapter sends the final dot within the first half or not at all; the other half
         is for the reply. (RFC 5321, 4.5.3.2.6 would wait 10 minutes.) A server that scans mail may need more.
-    connections_max: connections at a time. They are kept for the next mails.
+    max_connections: connections at a time. They are kept for the next mails.
     find: the status lookup: a function, async or sync, of the delivery and of the mail's Message-ID, such as an `ImapSearch`.
         SMTP itself has no command for it.
 
@@ -96,13 +96,13 @@ class SmtpAdapter(Adapter):
         window: Window = None,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         tls_context: ssl.SSLContext | None = None,
-        connections_max: int = 10,
+        max_connections: int = 10,
         find: Callable[[Delivery, str], Any] | None = None,
     ) -> None:
-        _check_server(host, port, tls, local_hostname, connections_max)
+        _check_server(host, port, tls, local_hostname, max_connections)
         _check_credentials(username, password, in_clear=tls == "none" and not (password_in_clear or _is_loopback(host)))
         _check_key_header(key_header, window)
         if find is not None and not callable(find):
@@ -110,8 +110,8 @@ class SmtpAdapter(Adapter):
         self.window = window
         self.timeout = timeout
         self.at_least_once = at_least_once
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self.find = None if find is None else self._finding_by(find)
         self._sender = None if sender is None else _configured(parse_address, "sender", sender)
         domain = message_id_domain
@@ -126,7 +126,7 @@ class SmtpAdapter(Adapter):
             password=password,
             local_hostname=local_hostname,
         )
-        self._connections = _Connections(self._server, connections_max)
+        self._connections = _Connections(self._server, max_connections)
         self._credentials = Credentials([password or ""])
         if window is not None:  # the server with its keys, the header of the keys, and the values in the mail's bytes
             self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
@@ -161,7 +161,7 @@ class SmtpAdapter(Adapter):
 
     async def _composed(self, delivery: Delivery) -> Message:
         """The mail; a large one is made on a thread, because it would keep the event loop from everything else."""
-        if len(delivery.body) <= COMPOSED_BYTES_MAX:
+        if len(delivery.body) <= MAX_COMPOSED_BYTES:
             return self._compose(delivery)
         message: Message = await on_own_thread("outbox-compose", self._compose, delivery)
         return message
@@ -245,7 +245,7 @@ class _Connections:
         connection = self._idle.pop()
         works = False
         try:
-            if asyncio.get_running_loop().time() - connection.idle_since < IDLE_SECONDS_MAX:
+            if asyncio.get_running_loop().time() - connection.idle_since < MAX_IDLE_SECONDS:
                 await connection.reset()
                 works = True
         except (aiosmtplib.SMTPException, OSError, OutOfStep):
@@ -268,7 +268,7 @@ async def _take_leave(connection: Connection) -> None:
 # --- checks at the start
 
 
-def _check_server(host: object, port: object, tls: object, local_hostname: object, connections_max: object) -> None:
+def _check_server(host: object, port: object, tls: object, local_hostname: object, max_connections: object) -> None:
     if not isinstance(host, str) or not NAME.fullmatch(host):
         raise ConfigurationError(f"host={host!r} must be the mail server's name or address")
     if port is not None and (not isinstance(port, int) or not 0 < port < 65536):
@@ -277,8 +277,8 @@ def _check_server(host: object, port: object, tls: object, local_hostname: objec
         raise ConfigurationError(f"tls={tls!r} must be one of {', '.join(map(repr, PORTS))}")
     if local_hostname is not None and (not isinstance(local_hostname, str) or not NAME.fullmatch(local_hostname)):
         raise ConfigurationError(f"local_hostname={local_hostname!r} must be this machine's name, or [its address]")
-    if not isinstance(connections_max, int) or connections_max < 1:
-        raise ConfigurationError(f"connections_max={connections_max!r} must be an int of at least 1")
+    if not isinstance(max_connections, int) or max_connections < 1:
+        raise ConfigurationError(f"max_connections={max_connections!r} must be an int of at least 1")
 
 
 def _check_credentials(username: object, password: object, *, in_clear: bool) -> None:

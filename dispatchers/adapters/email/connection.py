@@ -20,7 +20,7 @@ from dispatchers.adapters.email.replies import Replies
 
 Tls: TypeAlias = Literal["starttls", "tls", "none"]
 START_INPUT = 354  # RFC 5321, 4.2.3
-WRITTEN_BYTES_MAX = 256 * 1024  # at a time: to encrypt more would keep the event loop from everything else
+MAX_WRITTEN_BYTES = 256 * 1024  # at a time: to encrypt more would keep the event loop from everything else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ class Connection:
             raise aiosmtplib.SMTPDataError(reply.code, reply.message)
         exchange.phase = "message"
         text = memoryview(message.stuffed)
-        for begin in range(0, len(text), WRITTEN_BYTES_MAX):
-            self._writer.write(text[begin : begin + WRITTEN_BYTES_MAX])
+        for begin in range(0, len(text), MAX_WRITTEN_BYTES):
+            self._writer.write(text[begin : begin + MAX_WRITTEN_BYTES])
             await self._writer.drain()
         await _polled()
 

@@ -24,11 +24,11 @@ FIELDS: Final = frozenset(
     ["to", "cc", "bcc", "from", "reply_to", "subject", "text", "html", "date", "headers", "attachments"]
 )
 ATTACHMENT_FIELDS: Final = frozenset({"filename", "content_type", "base64"})
-RECIPIENTS_MAX: Final = 100  # RFC 5321, 4.5.3.1.8: every server must accept this many
-LOCAL_PART_BYTES_MAX: Final = 64  # RFC 5321, 4.5.3.1.1
-ADDRESS_BYTES_MAX: Final = 254  # RFC 5321, 4.5.3.1.3: a path of 256 with its angle brackets
-LINE_CHARS_MAX: Final = 998  # RFC 5322, 2.1.1
-SHORT_CHARS_MAX: Final = 66  # with a parameter's name and quotes, the line has 78 characters: RFC 5322, 2.1.1
+MAX_RECIPIENTS: Final = 100  # RFC 5321, 4.5.3.1.8: every server must accept this many
+MAX_LOCAL_PART_BYTES: Final = 64  # RFC 5321, 4.5.3.1.1
+MAX_ADDRESS_BYTES: Final = 254  # RFC 5321, 4.5.3.1.3: a path of 256 with its angle brackets
+MAX_LINE_CHARS: Final = 998  # RFC 5322, 2.1.1
+MAX_SHORT_CHARS: Final = 66  # with a parameter's name and quotes, the line has 78 characters: RFC 5322, 2.1.1
 OWN_HEADERS: Final = frozenset(
     ["from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "received", "return-path"]
 )
@@ -75,7 +75,7 @@ class Address(NamedTuple):
         """The text as a header."""
         if not self.name:
             return self.spec
-        if self.name.isascii() and len(self.name) <= SHORT_CHARS_MAX and ENCODED_WORD not in self.name:
+        if self.name.isascii() and len(self.name) <= MAX_SHORT_CHARS and ENCODED_WORD not in self.name:
             quoted = re.sub(r'(["\\])', r"\\\1", self.name)
             return f'"{quoted}" <{self.spec}>'
         return f"{_encoded_words(self.name)}\r\n <{self.spec}>"
@@ -160,9 +160,9 @@ def parse_address(field: str, value: object) -> Address:
     if not at or not _LOCAL_PART.fullmatch(local_part) or _visible(local_part, spared="") != local_part:
         raise Unsendable(f"{field} is not an address: write it as ada@example.com or Ada <ada@example.com>")
     spec = f"{local_part}@{ascii_domain(field, domain)}"
-    if len(local_part.encode()) > LOCAL_PART_BYTES_MAX or len(spec.encode()) > ADDRESS_BYTES_MAX:
+    if len(local_part.encode()) > MAX_LOCAL_PART_BYTES or len(spec.encode()) > MAX_ADDRESS_BYTES:
         raise Unsendable(
-            f"{field} is too long: at most {LOCAL_PART_BYTES_MAX} bytes before the @, and {ADDRESS_BYTES_MAX} in all"
+            f"{field} is too long: at most {MAX_LOCAL_PART_BYTES} bytes before the @, and {MAX_ADDRESS_BYTES} in all"
         )
     return Address(name, spec)
 
@@ -192,9 +192,9 @@ def _recipients(addresses: list[Address]) -> tuple[str, ...]:
     recipients = tuple(dict.fromkeys(address.spec for address in addresses))
     if not recipients:
         raise Unsendable("to, cc and bcc are empty: a mail needs a recipient")
-    if len(recipients) > RECIPIENTS_MAX:
+    if len(recipients) > MAX_RECIPIENTS:
         raise Unsendable(
-            f"{len(recipients)} recipients, but at most {RECIPIENTS_MAX} are allowed: enqueue several mails"
+            f"{len(recipients)} recipients, but at most {MAX_RECIPIENTS} are allowed: enqueue several mails"
         )
     return recipients
 
@@ -231,7 +231,7 @@ def _subject(payload: Mapping[str, Any]) -> str:
     text = _text(payload, "subject", one_line=True)
     if text is None:
         raise Unsendable("subject is missing: it may be an empty text")
-    plain = len(text) <= SHORT_CHARS_MAX and _PRINTABLE.fullmatch(text) and ENCODED_WORD not in text
+    plain = len(text) <= MAX_SHORT_CHARS and _PRINTABLE.fullmatch(text) and ENCODED_WORD not in text
     return text if plain or not text else _encoded_words(text)
 
 
@@ -274,8 +274,8 @@ def _custom_headers(payload: Mapping[str, Any], key_header: str | None) -> dict[
         # Not folded and not encoded: some, as List-Unsubscribe, must stay as they are.
         if not isinstance(value, str) or not _PRINTABLE.fullmatch(value):
             raise Unsendable(f"headers.{name} must be text in printable ASCII, without line breaks")
-        if len(f"{name}: {value}") > LINE_CHARS_MAX:
-            raise Unsendable(f"headers.{name} is longer than a line: {LINE_CHARS_MAX} characters with its name")
+        if len(f"{name}: {value}") > MAX_LINE_CHARS:
+            raise Unsendable(f"headers.{name} is longer than a line: {MAX_LINE_CHARS} characters with its name")
     return headers
 
 

@@ -16,7 +16,7 @@ from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.delivery import Deferred, Delivered, Outcome, Rejected, Unknown
 
 CREDENTIALS_CODES: Final = frozenset({530, 534, 535, 538})  # RFC 4954, 6: whose login is wanted, too weak or wrong
-REPLY_CHARS_MAX: Final = 200  # ours: room for the id under which the server queued it
+MAX_REPLY_CHARS: Final = 200  # ours: room for the id under which the server queued it
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ def _codes(code: int, text: str) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    return re.sub(r"[^\x20-\x7e]", "?", text[:REPLY_CHARS_MAX])
+    return re.sub(r"[^\x20-\x7e]", "?", text[:MAX_REPLY_CHARS])
 
 
 def _kind(error: BaseException) -> str:

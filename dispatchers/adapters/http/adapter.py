@@ -72,7 +72,7 @@ class HttpAdapter(Adapter):
     remember: a function of the `Answer` of a success. It returns the entry's result; by default the status, and the body if
         it is JSON of at most 8 KiB. Give your own if answers contain secrets.
     pinned: what else must not change between two attempts, such as the account of the credentials.
-    answer_bytes_max: how many bytes of an answer's body are read.
+    max_answer_bytes: how many bytes of an answer's body are read.
     find: the status lookup: a function of the delivery and of `get`, which reads a URL of the service with the adapter's
         credentials and returns an `Answer` (`await get("/contacts?made_by=7")`). It returns a `Finding`. In a sync function,
         call `get` without `await`.
@@ -81,7 +81,7 @@ class HttpAdapter(Adapter):
         httpx's authorities.
     reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
-    timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as in `Adapter`. Connecting and TLS get up to a
+    timeout, key_format, replays_errors, at_least_once, max_attempts, max_age: as in `Adapter`. Connecting and TLS get up to a
         third of the timeout each.
 
     The adapter sends the delivery's headers too, which are those of the trace: `traceparent` and `tracestate`. If the payload's
@@ -101,12 +101,12 @@ class HttpAdapter(Adapter):
         key_format: KeyFormat = NATIVE,
         replays_errors: Literal["all", "2xx", "none"] = "none",
         at_least_once: bool = False,
-        attempts_max: int = Adapter.attempts_max,
-        age_max: timedelta = Adapter.age_max,
+        max_attempts: int = Adapter.max_attempts,
+        max_age: timedelta = Adapter.max_age,
         pinned: str = "",
         statuses: Mapping[int, Reading] | None = None,
         remember: Callable[[Answer], Any] = remembered,
-        answer_bytes_max: int = 1024 * 1024,
+        max_answer_bytes: int = 1024 * 1024,
         find: Callable[[Delivery, Any], Any] | None = None,
         proxy: str | None = None,
         tls: Tls = None,
@@ -125,7 +125,7 @@ class HttpAdapter(Adapter):
         self._credentials = credentials_of(headers or {}, [base_url])
         self._transport = Transport(
             timeout=timeout,
-            answer_bytes_max=answer_bytes_max,
+            max_answer_bytes=max_answer_bytes,
             tls=for_http(tls),
             proxy=proxy,
             reuse=reuse,
@@ -136,8 +136,8 @@ class HttpAdapter(Adapter):
         self.key_format = key_format
         self.replays_errors = replays_errors
         self.at_least_once = at_least_once
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self.pinned = pinned if window is None else f"{self._service.place} {pinned}".rstrip()
         self.find = None if find is None else self._finding_by(find)
         self.replays = 0

@@ -21,7 +21,7 @@ Meaning: TypeAlias = Literal[
 Reading: TypeAlias = Meaning | Callable[[Answer], Outcome]
 
 MEANINGS: Final = frozenset(get_args(Meaning))
-REMEMBERED_BYTES_MAX: Final = 8 * 1024  # of an answer: written again as JSON, it may grow, and 64 KiB can be stored
+MAX_REMEMBERED_BYTES: Final = 8 * 1024  # of an answer: written again as JSON, it may grow, and 64 KiB can be stored
 
 STATUSES: Final[Mapping[int, Meaning]] = {
     # Refused for what was asked, as RFC 9110 (15.5) and RFC 6585 define them: nothing was executed.
@@ -110,7 +110,7 @@ def remembered(answer: Answer) -> dict[str, Any]:
     if answer.whole and not answer.body:
         return fields
     try:
-        if answer.whole and len(answer.body) <= REMEMBERED_BYTES_MAX:
+        if answer.whole and len(answer.body) <= MAX_REMEMBERED_BYTES:
             return fields | {"body": JSON.decode(answer.body.removeprefix(BOM_UTF8).decode())}
     except (ValueError, RecursionError):
         pass

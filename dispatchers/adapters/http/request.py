@@ -25,7 +25,7 @@ OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
 """Headers that are made for each request, or that would change how it is sent."""
 TARGETS_REMEMBERED: Final = 256
 AGENT: Final = {"user-agent": ("User-Agent", "sqlalchemy-outbox")}
-DECODINGS_MAX: Final = 5  # no correct path is percent-encoded more often
+MAX_DECODINGS: Final = 5  # no correct path is percent-encoded more often
 OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 
@@ -180,7 +180,7 @@ def leads_upwards(path: str) -> bool:
     Some servers decode several times. Tomcat, and servers built on it, remove the text after a `;` in a segment before they
     search for dots. Others read a backslash as a slash, or bytes that are invalid in UTF-8 as a dot.
     """
-    for _ in range(DECODINGS_MAX):
+    for _ in range(MAX_DECODINGS):
         segments = re.split(r"[/\\]", path)
         if any(segment.partition(";")[0].strip() in {".", ".."} for segment in segments) or OVERLONG.search(path):
             return True

@@ -28,7 +28,7 @@ import stripe
 
 from dispatchers.adapters.credentials import Credentials
 from dispatchers.adapters.request_writer import Echo, Outgoing, Target
-from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, find_effect
+from dispatchers.adapters.stripe.lookup import MARK, MAX_METADATA_KEYS, Unlistable, Wanted, find_effect
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.transport import HEADER_VALUE, Transport
@@ -253,7 +253,7 @@ def _mark(params: dict[str, Any], entry_id: str) -> None:
     metadata = params.get("metadata")
     if metadata is None:
         metadata = {}
-    if isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX:
+    if isinstance(metadata, dict) and len(metadata) < MAX_METADATA_KEYS:
         params["metadata"] = {**metadata, MARK: metadata.get(MARK, entry_id)}
 
 

@@ -17,9 +17,9 @@ from dispatchers.adapters.stripe.outcomes import Exchange, remembered
 from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
 
 MARK: Final = "outbox_id"
-METADATA_KEYS_MAX: Final = 50  # docs.stripe.com/metadata
-PAGE_OBJECTS_MAX: Final = 100  # docs.stripe.com/api/pagination, "limit"
-PAGES_MAX: Final = 50  # 5,000 objects take about 20 s; a send's timeout does not allow more
+MAX_METADATA_KEYS: Final = 50  # docs.stripe.com/metadata
+MAX_PAGE_OBJECTS: Final = 100  # docs.stripe.com/api/pagination, "limit"
+MAX_PAGES: Final = 50  # 5,000 objects take about 20 s; a send's timeout does not allow more
 SLACK: Final = timedelta(minutes=5)  # between the clocks of Stripe's own machines
 RATES_APART: Final = 0.01  # the difference between the rates of two clocks
 
@@ -81,7 +81,7 @@ class Wanted:
 def bears_mark(payload: Mapping[str, Any]) -> bool:
     """Whether the object made from `payload` gets the entry's id."""
     metadata = payload.get("metadata") or {}
-    return isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX and MARK not in metadata
+    return isinstance(metadata, dict) and len(metadata) < MAX_METADATA_KEYS and MARK not in metadata
 
 
 async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, age: timedelta) -> Finding:
@@ -89,9 +89,9 @@ async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, a
 
     The age of an object counts by Stripe's clock, because ours and the database's may be wrong by years.
     """
-    params: dict[str, Any] = {"limit": PAGE_OBJECTS_MAX, **wanted.filters}
+    params: dict[str, Any] = {"limit": MAX_PAGE_OBJECTS, **wanted.filters}
     since: datetime | None = None
-    for _ in range(PAGES_MAX):
+    for _ in range(MAX_PAGES):
         page = await list_page(params)
         since = since or _stripes_now(exchange) - age * (1 + RATES_APART) - SLACK
         for each in page.data:
@@ -100,7 +100,7 @@ async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, a
         if not page.has_more or not page.data or page.data[-1].created < since.timestamp():
             return Absent()
         params |= {"starting_after": page.data[-1].id, "created": {"gte": int(since.timestamp())}}
-    return CannotTell(f"Stripe lists more than {PAGES_MAX * PAGE_OBJECTS_MAX} {wanted.kind} since then")
+    return CannotTell(f"Stripe lists more than {MAX_PAGES * MAX_PAGE_OBJECTS} {wanted.kind} since then")
 
 
 def _stripes_now(exchange: Exchange) -> datetime:

@@ -73,7 +73,7 @@ class DbosAdapter(PlacesAdapter):
     workflow: the name of each operation's workflow: a template with `{operation}`, or a mapping from operations to names. An
         entry's `options={"workflow": ...}` replaces it.
     schema: the schema of DBOS's tables. application: the application that owns the workflows, if several share the tables.
-    connections_max: the size of the pool that the adapter makes for a URL. Each send takes a connection and a thread.
+    max_connections: the size of the pool that the adapter makes for a URL. Each send takes a connection and a thread.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class DbosAdapter(PlacesAdapter):
         schema: str = "dbos",
         application: str | None = None,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
-        connections_max: int = 5,
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
+        max_connections: int = 5,
     ) -> None:
         if not isinstance(queue, str) or not queue:
             raise ConfigurationError(f"queue={queue!r} must be the name of a DBOS queue")
@@ -96,13 +96,13 @@ class DbosAdapter(PlacesAdapter):
             raise ConfigurationError("window=None: DBOS keeps the id of a workflow: give the time, or FOREVER")
         self.window = window
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self._queue = queue
         self._application = application
         self._places = Places("workflow", workflow)
         self._own_engine = not isinstance(database, sa.Engine)
-        self._engine = _engine(database, timeout, connections_max)
+        self._engine = _engine(database, timeout, max_connections)
         self._client = DBOSClient(
             system_database_engine=self._engine,
             dbos_system_schema=schema,
@@ -193,7 +193,7 @@ class DbosAdapter(PlacesAdapter):
         self._client.enqueue_in_transaction(connection, options, start.payload)
 
 
-def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, connections_max: int) -> sa.Engine:
+def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, max_connections: int) -> sa.Engine:
     seconds = timeout.total_seconds() / 3
     if isinstance(database, sa.Engine):
         engine = database
@@ -210,7 +210,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, connections_
             raise ConfigurationError(f"database has the driver {url.drivername!r}: DBOS needs postgresql+psycopg")
         engine = sa.create_engine(
             url,
-            pool_size=connections_max,
+            pool_size=max_connections,
             max_overflow=0,
             pool_timeout=seconds,
             connect_args={"connect_timeout": max(CONNECT_SECONDS_MIN, int(seconds))},

@@ -79,8 +79,8 @@ class RestateAdapter(PlacesAdapter):
         window: timedelta = WINDOW,
         headers: Mapping[str, str] | None = None,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         tls: Tls = None,
         proxy: str | None = None,
         reuse: bool = True,
@@ -101,8 +101,8 @@ class RestateAdapter(PlacesAdapter):
         self._transport = Transport(timeout=timeout, tls=for_http(tls), proxy=proxy, reuse=reuse, transport=transport)
         self.window = self._window = window
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         known = [
             f"{parts.hostname}:{parts.port}{parts.path}",
             target if isinstance(target, str) else sorted(target.items()),

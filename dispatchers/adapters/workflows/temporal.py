@@ -37,7 +37,7 @@ from dispatchers.delivery import Absent, CannotTell, Deferred, Delivered, Delive
 from outbox.errors import ConfigurationError
 
 IDENTITY: Final = "sqlalchemy-outbox"
-BODY_BYTES_MAX: Final = 4_000_000  # a frontend takes 4 MiB, and answers a larger request as if it were overloaded
+MAX_BODY_BYTES: Final = 4_000_000  # a frontend takes 4 MiB, and answers a larger request as if it were overloaded
 UNREADABLE: Final = frozenset({RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED})
 FAILURES: Final = (RPCError, RuntimeError, OSError)  # RuntimeError: the SDK cannot connect; OSError: a TimeoutError too
 
@@ -65,8 +65,8 @@ class TemporalAdapter(PlacesAdapter):
         api_key: str | None = None,
         tls: bool | TLSConfig = False,
         timeout: timedelta = timedelta(seconds=10),
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
     ) -> None:
         for name, value in (("task_queue", task_queue), ("namespace", namespace)):
             if not isinstance(value, str) or not value:
@@ -77,8 +77,8 @@ class TemporalAdapter(PlacesAdapter):
             raise ConfigurationError(f"window={window!r} must be a positive timedelta: Temporal forgets what has ended")
         self.window = self._window = window
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self.pinned = f"temporal {namespace}"
         self._server = server
         self._namespace = namespace
@@ -136,8 +136,8 @@ class TemporalAdapter(PlacesAdapter):
 
     def _start(self, delivery: Delivery) -> StartWorkflowExecutionRequest:
         """Equal for each attempt: Temporal answers a request id that it knows with the run that it has started."""
-        if len(delivery.body) > BODY_BYTES_MAX:
-            raise Unsendable(f"the payload is larger than {BODY_BYTES_MAX} bytes")
+        if len(delivery.body) > MAX_BODY_BYTES:
+            raise Unsendable(f"the payload is larger than {MAX_BODY_BYTES} bytes")
         argument = Payload(metadata={"encoding": b"json/plain"}, data=delivery.body)
         return StartWorkflowExecutionRequest(
             namespace=self._namespace,

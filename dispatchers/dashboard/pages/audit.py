@@ -10,7 +10,7 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
 ROWS_DEFAULT = 50
-ROWS_MAX = 500
+MAX_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class AuditQuery:
     target: str | None = parameter("Only about this entry, destination or ordering key.", None)
     since: timedelta | datetime | None = parameter("Only since then: 15m, 2h, 7d or an instant.", None)
     after: str | None = parameter("The position where the previous page ended.", None)
-    limit: int = parameter("How many rows at most.", ROWS_DEFAULT, minimum=1, maximum=ROWS_MAX)
+    limit: int = parameter("How many rows at most.", ROWS_DEFAULT, minimum=1, maximum=MAX_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def read(reading: Reading, query: AuditQuery) -> AuditLogPage:
     """A page of the audit log, the newest decision first."""
     wanted = AuditFilter(actor=query.actor, action=query.action, target=query.target, since=query.since)
     after = None if query.after is None else _place(query.after)
-    page = read_audit(reading.connection, reading.tables, wanted, rows_max=query.limit, after=after)
+    page = read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=after)
     return AuditLogPage(at=page.at, rows=list(page.rows), next=None if page.next is None else place_text(page.next))
 
 

@@ -38,7 +38,7 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Context, Reading, View
 from outbox.sql.dialect import database_now
 
-MATCHING_MAX = 10_000
+MAX_MATCHING = 10_000
 """So many entries may meet the filter: reading them takes about a second, and a form with their ids has 220 kB."""
 PIECE_SECONDS = 2.0
 """So long a request begins new batches."""
@@ -128,8 +128,8 @@ def read(reading: Reading, query: BulkQuery) -> BulkPage:
         return empty
     wanted, decision = _about(reading, connection, query, query.decision, "not asked yet")
     check_filter(connection, tables, wanted)
-    some = select_ids(tables, wanted, empty.at).limit(MATCHING_MAX + 1).subquery()
-    if connection.execute(select(func.count()).select_from(some)).scalar_one() > MATCHING_MAX:
+    some = select_ids(tables, wanted, empty.at).limit(MAX_MATCHING + 1).subquery()
+    if connection.execute(select(func.count()).select_from(some)).scalar_one() > MAX_MATCHING:
         return replace(empty, is_too_many=True, command=command_line(decision.action, decision.verdict, wanted))
     found = preview(connection, tables, wanted, decision)
     return replace(
@@ -208,7 +208,7 @@ class CountedForm(EntriesWanted):
 class BulkForm(CountedForm):
     """As `CountedForm`, with what earlier requests did."""
 
-    done: int = parameter("How many entries earlier requests have changed.", 0, minimum=0, maximum=MATCHING_MAX)
+    done: int = parameter("How many entries earlier requests have changed.", 0, minimum=0, maximum=MAX_MATCHING)
     skipped: Any = parameter("How many they have left alone, for which reason.", None)
 
 
@@ -234,8 +234,8 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     """Decide about the first of the entries, for some seconds, in short transactions."""
     require_alone(deciding, form.decision)
     entries = tuple(dict.fromkeys(form.entries))  # a program may send one twice
-    if len(entries) > MATCHING_MAX:
-        raise Failure(422, "invalid", f"entries: {len(entries)} are more than {MATCHING_MAX}", "entries")
+    if len(entries) > MAX_MATCHING:
+        raise Failure(422, "invalid", f"entries: {len(entries)} are more than {MAX_MATCHING}", "entries")
     before = Progress(form.done, _skipped_of(form.skipped))
     with deciding.engine.connect() as connection:
         wanted, decision = _about(deciding, connection, form, form.decision, form.reason)

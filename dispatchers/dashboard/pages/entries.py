@@ -17,8 +17,8 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
 ENTRIES_DEFAULT = 50
-ENTRIES_MAX = 500
-ROWS_MAX = 20_000
+MAX_ENTRIES = 500
+MAX_ROWS = 20_000
 """So many rows are compared with a filter for one page: some 100 ms."""
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
 
@@ -86,7 +86,7 @@ class EntriesQuery(EntriesWanted):
     """Which entries, and from where."""
 
     after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
-    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=ENTRIES_MAX)
+    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=MAX_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
     since = ENDED_SINCE if ended and query.since is None and query.parent is None else query.since
     wanted = replace(query.filter(WAITING_STATES), since=since)
     page = list_entries(
-        reading.connection, reading.tables, wanted, entries_max=query.limit, after=query.after, rows_max=ROWS_MAX
+        reading.connection, reading.tables, wanted, max_entries=query.limit, after=query.after, max_rows=MAX_ROWS
     )
     if page.next is None and query.after is None:
         matching = Count(value=len(page.entries), is_exact=True)

@@ -33,7 +33,7 @@ from dispatchers.store.heartbeats import read_dispatchers
 from outbox.errors import EntryNotFound, InvalidValue
 from outbox.sql.schema import Tables
 
-SIBLINGS_MAX = 100
+MAX_SIBLINGS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ def read(reading: Reading, query: EntryQuery) -> EntryPage:
         window=None if case is None else case.window,
         offers=_offers(reading, found, case) if reading.identity.may(Role.OPERATOR) else None,
         request=request,
-        siblings=family[:SIBLINGS_MAX],
-        has_more_siblings=len(family) > SIBLINGS_MAX,
+        siblings=family[:MAX_SIBLINGS],
+        has_more_siblings=len(family) > MAX_SIBLINGS,
     )
 
 

@@ -10,7 +10,7 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
 GROUPS_DEFAULT = 25
-GROUPS_MAX = 200
+MAX_GROUPS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +19,13 @@ class GroupsQuery:
 
     every: bool = parameter("Every group in which entries wait, not only the blocked ones.", False)
     after: str | None = parameter("The ordering key where the previous page ended.", None)
-    limit: int = parameter("How many groups at most.", GROUPS_DEFAULT, minimum=1, maximum=GROUPS_MAX)
+    limit: int = parameter("How many groups at most.", GROUPS_DEFAULT, minimum=1, maximum=MAX_GROUPS)
 
 
 def read(reading: Reading, query: GroupsQuery) -> GroupPage:
     """A page of ordering groups, by their key."""
     connection, tables = reading.connection, reading.tables
-    return list_groups(connection, tables, groups_max=query.limit, after=query.after, only_blocked=not query.every)
+    return list_groups(connection, tables, max_groups=query.limit, after=query.after, only_blocked=not query.every)
 
 
 VIEW = View(

@@ -11,8 +11,8 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
 REQUESTS_DEFAULT = 50
-REQUESTS_MAX = 500
-ROWS_MAX = 20_000
+MAX_REQUESTS = 500
+MAX_ROWS = 20_000
 """So many records are compared with a filter for one page: some 50 ms."""
 
 
@@ -29,7 +29,7 @@ class RequestsQuery:
     env: str | None = parameter("Only of this deployment.", None)
     status: int | None = parameter("Only answers with this HTTP status.", None, minimum=100, maximum=599)
     after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
-    limit: int = parameter("How many requests at most.", REQUESTS_DEFAULT, minimum=1, maximum=REQUESTS_MAX)
+    limit: int = parameter("How many requests at most.", REQUESTS_DEFAULT, minimum=1, maximum=MAX_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
         status=query.status,
     )
     connection, tables = reading.connection, reading.tables
-    page = list_requests(connection, tables, wanted, requests_max=query.limit, after=query.after, rows_max=ROWS_MAX)
+    page = list_requests(connection, tables, wanted, max_requests=query.limit, after=query.after, max_rows=MAX_ROWS)
     return RequestsPage(at=page.at, requests=page.requests, next=None if page.next is None else place_text(page.next))
 
 

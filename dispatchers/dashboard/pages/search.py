@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dispatchers.admin.search import ROWS_MAX, Found, find
+from dispatchers.admin.search import MAX_ROWS, Found, find
 from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
@@ -19,7 +19,7 @@ class SearchQuery:
         " answer such as pi_...",
         None,
     )
-    rows: int = parameter("So many rows of each list are compared.", ROWS_MAX, minimum=1, maximum=ROWS_LIMIT)
+    rows: int = parameter("So many rows of each list are compared.", MAX_ROWS, minimum=1, maximum=ROWS_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def read(reading: Reading, query: SearchQuery) -> SearchPage:
     if query.text is None:
         return SearchPage(found=None)
     rights = rights_of(reading.identity)
-    found = find(reading.connection, reading.tables, query.text, rows_max=query.rows, rights=rights)
+    found = find(reading.connection, reading.tables, query.text, max_rows=query.rows, rights=rights)
     return SearchPage(found=found)
 
 

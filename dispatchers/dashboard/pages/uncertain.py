@@ -16,8 +16,8 @@ from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
 ENTRIES_DEFAULT = 25
-ENTRIES_MAX = 100
-ROWS_MAX = 20_000
+MAX_ENTRIES = 100
+MAX_ROWS = 20_000
 """So many rows are compared with a filter for one page: some 100 ms."""
 
 
@@ -28,7 +28,7 @@ class UncertainQuery:
     operation: str | None = parameter("Only this operation and those below it.", None)
     destination: str | None = parameter("Only this destination.", None)
     after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
-    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=ENTRIES_MAX)
+    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=MAX_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
     """A page of the uncertain entries, the oldest doubt first."""
     connection, tables = reading.connection, reading.tables
     wanted = Filter(states=("uncertain",), operation=query.operation, destination=query.destination)
-    page = list_entries(connection, tables, wanted, entries_max=query.limit, after=query.after, rows_max=ROWS_MAX)
+    page = list_entries(connection, tables, wanted, max_entries=query.limit, after=query.after, max_rows=MAX_ROWS)
     cases = read_cases(connection, tables, [entry.id for entry in page.entries], page.at)
     if not reading.identity.may(Role.OPERATOR):
         cases = [replace(case, offers=None) for case in cases]

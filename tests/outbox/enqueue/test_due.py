@@ -77,7 +77,7 @@ def test_every_due_time_is_refused_or_sent_and_shown(
             later += due > datetime.now(UTC)
 
     with app.dispatchers_engine.connect() as connection:
-        listed = list_entries(connection, TABLES, Filter(states=WAITING_STATES), entries_max=100)
+        listed = list_entries(connection, TABLES, Filter(states=WAITING_STATES), max_entries=100)
         overview = read_overview(connection, TABLES)
         read = [read_entry(connection, TABLES, id).id for id in taken]
     run_once(app, ob, adapters={"stripe": MemoryAdapter()})

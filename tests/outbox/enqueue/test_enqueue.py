@@ -306,7 +306,7 @@ def test_one_byte_more_than_256_kib_is_refused_without_showing_it(database, ob):
 
 
 def test_the_payloads_limit_can_be_set(database):
-    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", payload_bytes_max=10)
+    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", max_payload_bytes=10)
 
     with database.begin() as session:
         ob.enqueue(session, CHARGE, "12345678", parent="invoice:42")

@@ -8,7 +8,7 @@ import outbox
 
 ROWS = 100_000
 PARENTS, ENTRIES = 30, 10  # entries under each parent
-BYTES_MAX = 3_000  # an entry; 2,000 were measured, and 10,000 where each entry's id was of its own
+MAX_BYTES = 3_000  # an entry; 2,000 were measured, and 10,000 where each entry's id was of its own
 
 FILL = f"""
     INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
@@ -34,7 +34,7 @@ def test_the_entries_of_one_request_share_the_pages_that_they_change(postgresql:
                 session.commit()
         written = wal_written(connection) - before
 
-    assert 0 < written / (PARENTS * ENTRIES) <= BYTES_MAX
+    assert 0 < written / (PARENTS * ENTRIES) <= MAX_BYTES
 
 
 def wal_written(connection: sa.Connection) -> int:

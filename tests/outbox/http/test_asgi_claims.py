@@ -157,7 +157,7 @@ def test_what_is_not_claimed_passes_through_untouched(shop: Shop) -> None:
     async def handler(request: Request) -> Response:
         return StreamingResponse(chunks())
 
-    sent = answer_of(app_of(handler, body_bytes_max=0))
+    sent = answer_of(app_of(handler, max_body_bytes=0))
 
     assert [message.get("body") for message in sent] == [None, b"a", b"b", b""]
 

@@ -42,7 +42,7 @@ def flask_shop(shop: Shop, before: Callable[[], Any] = lambda: None, **more: Any
     app.testing = True
     app.before_request(lambda: (before(), None)[1])
     idempotency = outbox.http.flask.Idempotency(
-        sessionmaker(shop.database.engine), scope=lambda: "ada", policy=shop.policy, body_bytes_max=LIMIT, **more
+        sessionmaker(shop.database.engine), scope=lambda: "ada", policy=shop.policy, max_body_bytes=LIMIT, **more
     )
 
     @app.post("/orders")
@@ -181,7 +181,7 @@ def starlette_shop(shop: Shop, *layers: Any, limit: int = LIMIT, **more: Any) ->
         async with idempotency.claim(request):
             return JSONResponse({}, 201)
 
-    middleware = [Middleware(layer, body_bytes_max=limit) if layer is OURS else Middleware(layer) for layer in layers]
+    middleware = [Middleware(layer, max_body_bytes=limit) if layer is OURS else Middleware(layer) for layer in layers]
     return Starlette(routes=[Route("/orders", handler, methods=["POST"])], middleware=middleware)
 
 

@@ -331,7 +331,7 @@ def hide(request: Any) -> HttpResponse:
 def test_a_replay_and_every_refusal_pass_all_that_catches(
     shop: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
-    idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob), body_bytes_max=100)
+    idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob), max_body_bytes=100)
 
     @idempotency.claimed
     def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:

@@ -229,7 +229,7 @@ def test_a_form_may_be_read_before_the_claim_as_the_error_says(shop: Shop, app: 
 
 
 def test_a_body_of_unknown_length_is_limited_too(shop: Shop, app: flask.Flask) -> None:
-    idempotency = idempotency_of(shop, body_bytes_max=10)
+    idempotency = idempotency_of(shop, max_body_bytes=10)
 
     @app.post("/orders")
     @idempotency.claimed
@@ -301,7 +301,7 @@ def test_a_stream_without_end_is_broken_off_and_undone(shop: Shop, app: flask.Fl
 
     assert str(refused.value) == (
         "the answer has more than 262144 bytes, the maximum that can be stored for a replay: send a smaller answer, or a"
-        " link, or set payload_bytes_max"
+        " link, or set max_payload_bytes"
     )
     assert shop.database.counts() == NOTHING
 
@@ -350,7 +350,7 @@ def test_a_replay_and_every_refusal_pass_all_that_catches(shop: Shop) -> None:
     """A blueprint in an app that is mounted in another, with handlers of every error, in production and as tests have it."""
     for propagate in (False, True):
         inner, blueprint = flask.Flask("inner"), flask.Blueprint("orders", "orders")
-        idempotency = idempotency_of(shop, body_bytes_max=100)
+        idempotency = idempotency_of(shop, max_body_bytes=100)
 
         @blueprint.post("/orders")
         @idempotency.claimed

@@ -182,9 +182,9 @@ def test_a_request_waits_on_a_connection_of_every_pool(
         claim.respond(201)
 
 
-@pytest.mark.parametrize("waiting_max", [0, -1, True, 1.5, None])
-def test_a_number_of_waiting_requests_that_cannot_be_is_refused(waiting_max: Any) -> None:
+@pytest.mark.parametrize("max_waiting", [0, -1, True, 1.5, None])
+def test_a_number_of_waiting_requests_that_cannot_be_is_refused(max_waiting: Any) -> None:
     with pytest.raises(
-        outbox.InvalidValue, match=r"^waiting_max .*: must be an int of at least 1; to let no request wait"
+        outbox.InvalidValue, match=r"^max_waiting .*: must be an int of at least 1; to let no request wait"
     ):
-        Policy(waiting_max=waiting_max)
+        Policy(max_waiting=max_waiting)

@@ -170,7 +170,7 @@ def test_a_message_in_flight_elsewhere_is_not_passed_over(topic: Topic, process:
     topic.send("evt_1")
     topic.send("evt_2")
     with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
-        until(lambda: billing.attempts > process.recipe.ATTEMPTS_MAX, process.step)
+        until(lambda: billing.attempts > process.recipe.MAX_ATTEMPTS, process.step)
         assert process.committed < 0  # none
         assert billing.nothing_is_stored
 
@@ -186,7 +186,7 @@ def test_an_outage_of_the_database_counts_as_no_attempt(topic: Topic, postgresql
         between.refuse()
         topic.send("evt_1")
         topic.send("evt_2")
-        until(lambda: billing.attempts > 2 * process.recipe.ATTEMPTS_MAX, process.step)
+        until(lambda: billing.attempts > 2 * process.recipe.MAX_ATTEMPTS, process.step)
         assert process.pauses.count == billing.attempts
         assert process.committed < 0  # none
         between.accept()
@@ -206,7 +206,7 @@ def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
     billing.poison = {"evt_1"}
     topic.send("evt_1")
     topic.send("evt_2")
-    until(lambda: billing.attempts == process.recipe.ATTEMPTS_MAX - 1, process.step)
+    until(lambda: billing.attempts == process.recipe.MAX_ATTEMPTS - 1, process.step)
     assert billing.nothing_is_stored
     billing.poison.clear()
 
@@ -222,7 +222,7 @@ def test_a_poison_message_is_parked_and_handled_once_when_redriven(
     billing.poison = {"evt_1"}
     topic.send()
     until(lambda: process.committed == 1, process.step)
-    assert billing.attempts == process.recipe.ATTEMPTS_MAX
+    assert billing.attempts == process.recipe.MAX_ATTEMPTS
     assert billing.nothing_is_stored
 
     billing.poison.clear()

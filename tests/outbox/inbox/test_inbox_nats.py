@@ -173,7 +173,7 @@ def test_an_outage_of_the_database_counts_as_no_delivery(postgresql: Database, o
             await until_true(lambda: billing.attempts > 0)
             with pytest.raises(NoMessage):
                 await consumer.subscription.fetch(1, timeout=2.5)
-            assert billing.attempts > consumer.recipe.DELIVERIES_MAX
+            assert billing.attempts > consumer.recipe.MAX_DELIVERIES
             between.accept()
             await working
             return await consumer.about()
@@ -211,7 +211,7 @@ def test_a_message_that_fails_comes_again_and_its_work_is_done_once(billing: Bil
         async with consuming(billing) as consumer:
             billing.poison = {"evt_1"}
             await consumer.stream.send()
-            await consumer.until(lambda: billing.attempts == consumer.recipe.DELIVERIES_MAX - 1)
+            await consumer.until(lambda: billing.attempts == consumer.recipe.MAX_DELIVERIES - 1)
             assert billing.nothing_is_stored
             billing.poison.clear()
             await consumer.until_acknowledged(1)
@@ -227,7 +227,7 @@ def test_a_poison_message_is_parked_and_handled_once_when_redriven(billing: Bill
             billing.poison = {"evt_1"}
             await consumer.stream.send()
             await consumer.until_acknowledged(1)
-            assert billing.attempts == consumer.recipe.DELIVERIES_MAX
+            assert billing.attempts == consumer.recipe.MAX_DELIVERIES
             assert await consumer.stream.messages(consumer.stream.dead) == 1
             assert billing.nothing_is_stored
 

@@ -16,7 +16,7 @@ import outbox
 from outbox import inboxes
 
 PARAMETERS = pika.ConnectionParameters("127.0.0.1", 5672, heartbeat=0, socket_timeout=10)
-DELIVERIES_MAX = 3
+MAX_DELIVERIES = 3
 SECONDS = 0.1  # how long one step waits for a message
 
 
@@ -32,7 +32,7 @@ class Queue:
         self.channel.queue_declare(self.dead, durable=True, arguments={"x-queue-type": "quorum"})
         arguments = {
             "x-queue-type": "quorum",
-            "x-delivery-limit": DELIVERIES_MAX - 1,  # RabbitMQ counts the returns, not the deliveries
+            "x-delivery-limit": MAX_DELIVERIES - 1,  # RabbitMQ counts the returns, not the deliveries
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self.dead,
         }
@@ -165,7 +165,7 @@ def test_an_event_that_is_published_twice_is_handled_once(queue: Queue, consumer
 def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(queue: Queue, consumer: Consumer, billing: Billing) -> None:
     queue.send()
     with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
-        until(lambda: billing.attempts > 2 * DELIVERIES_MAX, consumer.step)
+        until(lambda: billing.attempts > 2 * MAX_DELIVERIES, consumer.step)
 
     until(lambda: billing.duplicates, consumer.step)
 
@@ -179,7 +179,7 @@ def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresq
         between.refuse()
         queue.send()
         queue.send("evt_2")
-        until(lambda: billing.attempts > 2 * DELIVERIES_MAX, consumer.step)
+        until(lambda: billing.attempts > 2 * MAX_DELIVERIES, consumer.step)
         between.accept()
 
         until(lambda: billing.orders == ["evt_1", "evt_2"], consumer.step)
@@ -195,13 +195,13 @@ def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
 ) -> None:
     billing.poison = {"evt_1"}
     queue.send()
-    until(lambda: billing.attempts == DELIVERIES_MAX - 1, consumer.step)
+    until(lambda: billing.attempts == MAX_DELIVERIES - 1, consumer.step)
     assert billing.nothing_is_stored
     billing.poison.clear()
 
     until(lambda: billing.orders, consumer.step)
 
-    assert consumer.delivery_counts == list(range(DELIVERIES_MAX))
+    assert consumer.delivery_counts == list(range(MAX_DELIVERIES))
     assert billing.orders == ["evt_1"]
 
 
@@ -211,7 +211,7 @@ def test_a_poison_message_is_dead_lettered_and_a_redrive_handled_once(
     billing.poison = {"evt_1"}
     queue.send()
     until(lambda: queue.count(queue.dead) == 1, consumer.step)
-    assert billing.attempts == DELIVERIES_MAX
+    assert billing.attempts == MAX_DELIVERIES
     assert billing.nothing_is_stored
 
     billing.poison.clear()

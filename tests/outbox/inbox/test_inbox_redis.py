@@ -109,7 +109,7 @@ def test_poison_is_moved_and_the_messages_after_it_are_handled(consumer: Consume
     ((_, fields),) = consumer.client.xrange(f"{consumer.stream}-dead")
     assert inboxes.from_redis(fields, scope="shop") == IDENTITY
     assert billing.orders == ["evt_2"]
-    assert billing.attempts == consumer.recipe.DELIVERIES_MAX + 1
+    assert billing.attempts == consumer.recipe.MAX_DELIVERIES + 1
 
 
 def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(consumer: Consumer, billing: Billing) -> None:
@@ -134,14 +134,14 @@ def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(consumer: Consumer, bi
 def test_an_outage_of_the_database_counts_as_no_delivery(client: Any, postgresql: Database, ob: outbox.Outbox) -> None:
     with through_a_relay(postgresql, ob) as (billing, between):
         consumer = Consumer(client, billing)
-        pauses = Pauses(lambda: between.accept() if pauses.count > consumer.recipe.DELIVERIES_MAX else None)
+        pauses = Pauses(lambda: between.accept() if pauses.count > consumer.recipe.MAX_DELIVERIES else None)
         consumer.recipe.time = pauses
         consumer.send()
         between.refuse()
 
         consumer.step()
 
-        assert pauses.count > consumer.recipe.DELIVERIES_MAX
+        assert pauses.count > consumer.recipe.MAX_DELIVERIES
         assert consumer.is_done
         assert billing.orders == ["evt_1"]
 

@@ -23,7 +23,7 @@ from support.recipes import Pauses, recipe_of
 import outbox
 from outbox import inboxes
 
-DELIVERIES_MAX = 3
+MAX_DELIVERIES = 3
 KILLED = -signal.SIGKILL
 
 
@@ -34,7 +34,7 @@ class Queue:
         self.client = client
         self.dead = client.create_queue(QueueName="orders-dead")["QueueUrl"]
         self.url = client.create_queue(QueueName="orders", Attributes={"VisibilityTimeout": "0"})["QueueUrl"]
-        self.limit_deliveries(DELIVERIES_MAX)
+        self.limit_deliveries(MAX_DELIVERIES)
 
     def limit_deliveries(self, most: int) -> None:
         policy = json.dumps({"deadLetterTargetArn": self._arn(self.dead), "maxReceiveCount": most})
@@ -249,7 +249,7 @@ def test_a_poison_message_is_dead_lettered_and_a_redrive_handled_once(
 ) -> None:
     billing.poison = {"evt_1"}
     queue.send()
-    for _ in range(DELIVERIES_MAX + 1):
+    for _ in range(MAX_DELIVERIES + 1):
         consumer.run_once()
     assert billing.nothing_is_stored
     assert (queue.left, queue.count(queue.dead)) == (0, 1)
@@ -267,7 +267,7 @@ def test_a_redrive_of_what_was_handled_is_a_duplicate_by_its_event_id(
 ) -> None:
     """Committed each time, deleted never: the message went to the dead-letter queue although it was handled."""
     queue.send()
-    for _ in range(DELIVERIES_MAX):
+    for _ in range(MAX_DELIVERIES):
         (message,) = queue.receive()
         billing.handle(identify(message))
     assert queue.receive() == []
@@ -281,12 +281,12 @@ def test_a_redrive_of_what_was_handled_is_a_duplicate_by_its_event_id(
 
 def test_by_sqs_own_id_a_redelivery_is_a_duplicate_and_a_redrive_is_not(queue: Queue, billing: Billing) -> None:
     queue.send(event_id=None)
-    identities = [inboxes.from_sqs_message_id(queue.receive()[0], queue=queue.url) for _ in range(DELIVERIES_MAX)]
+    identities = [inboxes.from_sqs_message_id(queue.receive()[0], queue=queue.url) for _ in range(MAX_DELIVERIES)]
     assert queue.receive() == []
     queue.redrive()
     (redriven,) = queue.receive()
 
-    assert identities == [identities[0]] * DELIVERIES_MAX
+    assert identities == [identities[0]] * MAX_DELIVERIES
     assert identities[0]["scope"] == f"sqs:{queue.url}"
     assert inboxes.from_sqs_message_id(redriven, queue=queue.url) != identities[0]
 
@@ -304,7 +304,7 @@ def test_a_consumer_killed_at_any_moment_leaves_work_that_is_done_once(
             queue.send(f"evt_{moment}")
             ended = ended_at_moment(moment)
             left.append((billing.orders.count(f"evt_{moment}"), queue.left))
-            until(lambda: not queue.left, consumer.run_once, seconds_max=60)
+            until(lambda: not queue.left, consumer.run_once, max_seconds=60)
             assert billing.orders.count(f"evt_{moment}") == 1
 
     # nothing done; done and not acknowledged; done and acknowledged: in this order, each of them at some moment

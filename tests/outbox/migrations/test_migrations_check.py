@@ -110,7 +110,7 @@ def test_check_changes_nothing(blank):
 def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank):
     create_all(blank)
     with blank.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE outbox_destination DROP COLUMN permits_max")
+        connection.exec_driver_sql("ALTER TABLE outbox_destination DROP COLUMN max_permits")
 
     with pytest.raises(SchemaError) as checked:
         migrations.check(blank.url)
@@ -118,7 +118,7 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         migrations.upgrade(blank.url)
 
     assert str(checked.value).endswith(
-        "lacks column outbox_destination.permits_max: the app created these tables (the table outbox_version is missing), so"
+        "lacks column outbox_destination.max_permits: the app created these tables (the table outbox_version is missing), so"
         " the app must upgrade them. With its own Alembic, run `alembic revision --autogenerate` and `alembic upgrade head`;"
         " do not run `outbox db upgrade`"
     )

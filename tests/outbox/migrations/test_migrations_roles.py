@@ -99,7 +99,7 @@ def test_maintenance_runs_the_retention(as_role: As, owners: Database, ob: outbo
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
     owners.age_records(timedelta(days=40))
     owners.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - interval '40 days'"))
-    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
+    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), max_rows=100)
 
     for step in STEPS.values():
         with maintenance.engine.begin() as connection:

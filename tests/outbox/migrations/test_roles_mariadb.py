@@ -156,7 +156,7 @@ def test_maintenance_runs_the_retention_with_its_role(as_role: As, mariadb: Data
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
     mariadb.age_records(timedelta(days=40))
     mariadb.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - INTERVAL 40 DAY"))
-    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
+    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), max_rows=100)
 
     for step in STEPS.values():
         with as_role("maintenance").engine.begin() as connection:
@@ -186,7 +186,7 @@ def test_the_operators_role_decides_and_asks_again(as_role: As, ob: outbox.Outbo
         decisions.resume(connection, TABLES, "crm", actor="ada", reason="asked")
         payload = reveal(connection, TABLES, failed, actor="ada", reason="asked").payload
         made = again(connection, ob.configuration, failed, actor="ada", reason="asked")
-        logged = [row.action for row in read_audit(connection, TABLES, rows_max=10).rows]
+        logged = [row.action for row in read_audit(connection, TABLES, max_rows=10).rows]
 
     assert payload == {"amount": 2000}
     assert made.is_new

@@ -45,9 +45,9 @@ def test_the_operator_decides_about_entries_and_destinations(as_role: As, ob: ou
         decisions.resume(connection, TABLES, "crm", actor="ada", reason="asked")
         payload = reveal(connection, TABLES, waiting, actor="ada", reason="asked").payload
         shown = read_entry(connection, TABLES, lost)
-        logged = read_audit(connection, TABLES, rows_max=10).rows
+        logged = read_audit(connection, TABLES, max_rows=10).rows
     with as_role("dashboard").engine.connect() as connection:
-        viewed = read_audit(connection, TABLES, rows_max=10).rows
+        viewed = read_audit(connection, TABLES, max_rows=10).rows
 
     assert payload == {"amount": 2000}
     assert (shown.known, shown.child_key is None) == ("delivered", False)
@@ -153,7 +153,7 @@ def test_the_audit_log_has_the_servers_clock_and_the_login(as_role: As, owners: 
     operator.execute(sa.text(forged))
     with operator.engine.connect() as connection:
         login = connection.exec_driver_sql("SELECT session_user").scalar_one()
-        (row,) = read_audit(connection, TABLES, rows_max=10).rows
+        (row,) = read_audit(connection, TABLES, max_rows=10).rows
     assert (row.actor, row.login, row.at.year > 2001) == ("grace", login, True)
     assert not refused(operator, "UPDATE outbox_audit SET count = 2")
     for statement in ("UPDATE outbox_audit SET count = 0", "UPDATE outbox_audit SET count = 9, id = 7"):

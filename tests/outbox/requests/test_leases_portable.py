@@ -70,7 +70,7 @@ def test_a_renewal_is_repeated_after_another_connection_changed_the_record(
 def test_a_claim_that_always_meets_a_conflict_is_in_flight(
     portable: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_transactions, "PAUSE_SECONDS_MAX", 0)
+    monkeypatch.setattr(short_transactions, "MAX_PAUSE_SECONDS", 0)
     sent = []
 
     def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:

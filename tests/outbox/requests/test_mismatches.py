@@ -232,7 +232,7 @@ def test_a_count_that_met_a_lock_is_not_tried_twice_at_once(
 def test_no_hint_is_dropped_for_many_counts(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hint_sender, "WAITING_MAX", 3)
+    monkeypatch.setattr(hint_sender, "MAX_WAITING", 3)
     is_storing, may_store, execute = Event(), Event(), hint_sender._Link.execute
 
     def late(link: Any, statements: Any) -> None:

@@ -20,7 +20,7 @@ from support.daemons import FileService
 from support.database import TABLES
 from support.entries import HOUR
 
-ATTEMPTS_MAX = 5
+MAX_ATTEMPTS = 5
 TOGETHER = timedelta(milliseconds=1)  # entries with less between them have not been kept apart
 
 
@@ -30,7 +30,7 @@ class Poisonous(FileService):
     beside: passed by the sends of these entries when all have begun; never if the poison is one of them.
     """
 
-    attempts_max = ATTEMPTS_MAX
+    max_attempts = MAX_ATTEMPTS
     beside: asyncio.Barrier
 
     async def send(self, delivery: Delivery) -> Outcome:

@@ -24,7 +24,7 @@ VERDICTS = HERE / "verdicts.tsv"
 """What Spin found in each run when it last ran, with the digest of what it was given. `dev.py model` writes it."""
 
 TOOLS = ("spin", "cc")
-SECONDS_MAX = 1500
+MAX_SECONDS = 1500
 
 COMPILED = {  # how Spin's verifier is built, and run, for each mode
     "bfs": (["-DSAFETY", "-DNOCLAIM", "-DBFS"], []),
@@ -109,7 +109,7 @@ def check(run: Run) -> Verdict:
 
 def _tool(directory: str, *command: str) -> str:
     done = subprocess.run(
-        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MAX_SECONDS
     )
     if done.returncode and command[0] != "./pan":
         raise RuntimeError(f"{' '.join(command)} failed\n{done.stdout}")

@@ -32,10 +32,10 @@ class Crowd:
         if self.is_here:
             self.settings = {
                 "callbacks_at_once": self._rng.choice([1, 4]),
-                "in_flight_max": self._rng.choice([2, 1000, 1000]),
+                "max_in_flight": self._rng.choice([2, 1000, 1000]),
                 "concurrency": self._rng.choice([1, 100, 100]),
             }
-        self._destinations_max = self._rng.choice([2, 100])
+        self._max_destinations = self._rng.choice([2, 100])
         self._stalls_often = self.is_here and self._rng.random() < 0.7
         self.is_ordered = self.is_here and self._rng.random() < 0.5
 
@@ -52,6 +52,6 @@ class Crowd:
         """The budgets that are no settings."""
         with ExitStack() as patches:
             if self.is_here:
-                patches.enter_context(patch.object(scheduler, "DESTINATIONS_MAX", self._destinations_max))
+                patches.enter_context(patch.object(scheduler, "MAX_DESTINATIONS", self._max_destinations))
                 patches.enter_context(patch.object(claim_loops, "CLAIM_LOOPS", 1))
             yield

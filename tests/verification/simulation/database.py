@@ -295,7 +295,7 @@ class RemoteStore:
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         return False
 
-    connections_max = None
+    max_connections = None
     dialect = "sqlite"
 
     @property

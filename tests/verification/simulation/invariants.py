@@ -108,7 +108,7 @@ class Invariants(Truth):
         for send in trace.sends:
             if send.claimed.lease_token == entry.lease_token and send.decided_at is not None:
                 tried = self.flow.age(entry) - (self._now() - send.decided_at) + change.delay.total_seconds()
-                most = send.service.age_max.total_seconds() + MARGIN.total_seconds()
+                most = send.service.max_age.total_seconds() + MARGIN.total_seconds()
                 self.require(tried <= most, entry.id, "it waits beyond its age")
 
     def reported(self, id: UUID, state: str) -> None:
@@ -193,7 +193,7 @@ class Invariants(Truth):
         id, service = send.claimed.id, send.service
         since = trace.sends[trace.sends_before :]
         counted = [each for each in since if not each.harmless and self.restore.is_countable(each)]
-        self.require(len(counted) < service.attempts_max, id, "sent more often than allowed")
+        self.require(len(counted) < service.max_attempts, id, "sent more often than allowed")
         earlier = list(self._maybe_executed(trace, send.claimed.key_epoch))
         self.require(all(each.form == send.form for each in earlier), id, "sent again in another form")
         if earlier and service.window is None:

@@ -110,9 +110,9 @@ class ReferenceStore(Tables):
         for quota in request.quotas if self._is_trusted(request) else []:
             if not quota.known and self._is_shut(quota, now):
                 continue
-            permits = min(quota.permits, request.entries_max - len(claimed))
+            permits = min(quota.permits, request.max_entries - len(claimed))
             if quota.called_back is not None:
-                permits = min(permits, request.callbacks_max - called)
+                permits = min(permits, request.max_callbacks - called)
             claimable = self._claimable(quota, min(now, request.cutoff), now)
             ours = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
             due = sorted(self._served(iter(ours), request), key=lambda id: self.queue[id].due_at)

@@ -92,7 +92,7 @@ def resume(store: ReferenceStore, destination: str) -> None:
     row, now = store.flow.get(destination, FlowState()), store.clock()
     if row.breaker == "closed" and closed_until(row, now) is None:
         raise Refused
-    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "permits_taken", "permits_max")}
+    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "permits_taken", "max_permits")}
     store.flow[destination] = FlowState(resumed_at=now, **kept)
 
 

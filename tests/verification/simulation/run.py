@@ -85,7 +85,7 @@ def _shortened() -> Iterator[None]:
     """The dispatcher's own minutes are seconds here, as its lease is."""
     with (
         patch.object(decide_lookup, "LOOKUP_FIRST", timedelta(seconds=2)),
-        patch.object(decide_lookup, "LOOKUP_MAX", timedelta(minutes=6)),
+        patch.object(decide_lookup, "MAX_LOOKUP", timedelta(minutes=6)),
         patch.object(database_identity, "IDENTITY_EVERY", timedelta(seconds=4)),
     ):
         yield

@@ -114,12 +114,12 @@ class Scenario:
     # --- the services
 
     def _services(self, *, shows: bool) -> list[Service]:
-        attempts_max, age_max = self.rng.choice([12, 6, 3]), timedelta(seconds=self.rng.choice([90, 60, 20]))
+        max_attempts, max_age = self.rng.choice([12, 6, 3]), timedelta(seconds=self.rng.choice([90, 60, 20]))
         blocks = self.rng.random() < 0.4
 
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
             can_look_up = shows and name in ("pay", "mail")
-            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look_up, blocks)
+            declared = Declared(name, window, at_least_once, max_attempts, max_age, can_look_up, blocks)
             self.invariants.declared[name] = declared
             return Service(self.world, self.invariants, declared, self.rng.uniform(0.99, 1.01))
 
@@ -134,7 +134,7 @@ class Scenario:
         """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate, or
         permits that all share.
         """
-        breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
+        breaker = Breaker(failures=2, wait=timedelta(seconds=1), max_wait=timedelta(seconds=8))
         given = Limits(breaker=breaker) if self.rng.random() < 0.3 else Limits()
         if self.rng.random() < 0.15:
             given = replace(given, rate=self.rng.choice([0.3, 1.0, 4.0]), burst=self.rng.choice([None, 1, 2]))

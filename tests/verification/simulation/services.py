@@ -27,7 +27,7 @@ MISDEEDS = (
 RETRY_AFTER = (None, None, *(timedelta(seconds=seconds) for seconds in (0, 3, 17, 10**6)))
 FREEZES = (0.8, 3.0, 5.0, 6.2, 9.0, 30.0)  # seconds
 LONG_FREEZES = (6.2, 7.0, 7.5, 8.0, 8.5, 9.0, 30.0)  # in which a lease ends, and another sender is at work
-TRANSIT_MAX = (TIMEOUT + MARGIN / 2).total_seconds() * 0.98  # of a request, from the last check on
+MAX_TRANSIT = (TIMEOUT + MARGIN / 2).total_seconds() * 0.98  # of a request, from the last check on
 
 
 @dataclass(slots=True)
@@ -150,8 +150,8 @@ class SimulatedAdapter(Adapter):
         self.service = service
         self.window = declared.window
         self.at_least_once = declared.at_least_once
-        self.attempts_max = declared.attempts_max
-        self.age_max = declared.age_max
+        self.max_attempts = declared.max_attempts
+        self.max_age = declared.max_age
         self.failure_blocks_group = declared.failure_blocks_group
         self.pinned = pinned
         self.find = self._look if declared.shows_what_it_did else None
@@ -202,7 +202,7 @@ class SimulatedAdapter(Adapter):
         if fate == "refused":
             send.is_gone = True
             return Deferred("connection refused")
-        transit = rng.random() * (TRANSIT_MAX - leaves_after)
+        transit = rng.random() * (MAX_TRANSIT - leaves_after)
         outcome = await self._carry(delivery, send, fate, transit, world, misfortune)
         is_bad_news = isinstance(outcome, Rejected) and self.service.chaos > 0
         if is_bad_news:

@@ -63,8 +63,8 @@ class Declared:
     name: str
     window: Window
     at_least_once: bool
-    attempts_max: int
-    age_max: timedelta
+    max_attempts: int
+    max_age: timedelta
     shows_what_it_did: bool = False
     failure_blocks_group: bool = True
 

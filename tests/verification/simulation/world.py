@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-STEPS_MAX = 400_000  # a run has some thousands
+MAX_STEPS = 400_000  # a run has some thousands
 
 
 class Stuck(AssertionError):
@@ -100,8 +100,8 @@ class World:
         if handle._cancelled:
             return
         self.steps += 1
-        if self.steps > STEPS_MAX:
-            raise Stuck(f"{STEPS_MAX} steps, and no end")
+        if self.steps > MAX_STEPS:
+            raise Stuck(f"{MAX_STEPS} steps, and no end")
         if handle.process is None:
             handle.call(*handle.arguments)
         else:

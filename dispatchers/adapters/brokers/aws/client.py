@@ -34,16 +34,16 @@ class AwsClient:
         timeout: timedelta,
         boto3_session: Any,
         endpoint_url: str | None,
-        threads_max: int,
+        max_threads: int,
     ) -> None:
-        if not isinstance(threads_max, int) or threads_max < 1:
-            raise ConfigurationError(f"threads_max={threads_max!r} must be an int of at least 1")
+        if not isinstance(max_threads, int) or max_threads < 1:
+            raise ConfigurationError(f"max_threads={max_threads!r} must be an int of at least 1")
         seconds = timeout.total_seconds()
         self._begin_seconds = seconds * BEGIN_SHARE
         config = Config(
             connect_timeout=seconds * CONNECT_SHARE,
             read_timeout=seconds * READ_SHARE,
-            max_pool_connections=threads_max,
+            max_pool_connections=max_threads,
             retries={"mode": "standard", "total_max_attempts": 1},
             proxies={},  # those of the environment are ignored
         )
@@ -54,7 +54,7 @@ class AwsClient:
             raise ConfigurationError(f"boto3 cannot make a client for {service}: {error}") from error
         self._client.meta.events.register("before-send", self._check_time)
         self._present = threading.local()
-        self._threads = Threads(threads_max, f"outbox-{service}")
+        self._threads = Threads(max_threads, f"outbox-{service}")
 
     async def call(self, operation: str, deadline: float, parameters: Mapping[str, Any]) -> Any:
         """The answer. deadline: on the event loop's clock. Raises what boto3 raises, and `NotBegun`."""

@@ -23,8 +23,8 @@ from dispatchers.adapters.places import Places, Unsendable
 from dispatchers.delivery import Delivered, Delivery, Outcome, Unknown
 from outbox.errors import ConfigurationError
 
-BYTES_MAX: Final = 1_000_000  # of an event and of a request: API reference, PutEvents
-DETAIL_TYPE_CHARS_MAX: Final = 128
+MAX_BYTES: Final = 1_000_000  # of an event and of a request: API reference, PutEvents
+MAX_DETAIL_TYPE_CHARS: Final = 128
 OUR_FAULT: Final = re.compile(r"Invalid|Malformed|Validation")
 
 
@@ -38,13 +38,13 @@ class EventBridgeAdapter(AwsPublisher):
     timeout: how long one send may take. A request leaves within its first quarter or not at all.
     boto3_session: a `boto3.Session`. By default boto3 finds the region and the credentials as it always does.
     endpoint_url: as for `boto3.client`.
-    threads_max: how many requests run at the same time.
+    max_threads: how many requests run at the same time.
 
     boto3's own retries are off, and the proxies of the environment are ignored. EventBridge keeps no order.
     """
 
     operation = "put_events"
-    bytes_max = BYTES_MAX
+    max_bytes = MAX_BYTES
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class EventBridgeAdapter(AwsPublisher):
         source: str,
         at_least_once: bool = False,
         timeout: timedelta = TIMEOUT,
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         boto3_session: Any = None,
         endpoint_url: str | None = None,
-        threads_max: int = 10,
+        max_threads: int = 10,
     ) -> None:
         if not isinstance(source, str) or not source or source.startswith("aws."):
             raise ConfigurationError(f"source={source!r} must be a text that does not begin with 'aws.'")
         client = AwsClient(
-            "events", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, threads_max=threads_max
+            "events", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
         super().__init__(client, Places("bus", bus))
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
         self._source = source
         self._bus = bus
 
@@ -76,9 +76,9 @@ class EventBridgeAdapter(AwsPublisher):
         return f"EventBridgeAdapter({self._bus!r}, source={self._source!r})"
 
     def item(self, delivery: Delivery) -> Item:
-        if len(delivery.operation) > DETAIL_TYPE_CHARS_MAX:
+        if len(delivery.operation) > MAX_DETAIL_TYPE_CHARS:
             raise Unsendable(
-                f"the operation cannot be a detail type: it is longer than {DETAIL_TYPE_CHARS_MAX} characters"
+                f"the operation cannot be a detail type: it is longer than {MAX_DETAIL_TYPE_CHARS} characters"
             )
         metadata = json.dumps({**delivery.headers, "event_id": delivery.key})
         detail = f'{{"metadata": {metadata}, "data": {delivery.body.decode()}}}'

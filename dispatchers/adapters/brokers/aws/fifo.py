@@ -20,7 +20,7 @@ class FifoAdapter(AwsPublisher):
 
     setting: ClassVar[str]
     body_field: ClassVar[str]
-    key_format = KeyFormat(chars_max=128)
+    key_format = KeyFormat(max_chars=128)
 
     def __init__(
         self, client: AwsClient, place: str | Mapping[str, str], *, key_attribute: str, window: timedelta

@@ -13,7 +13,7 @@ from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_
 from dispatchers.adapters.places import Places
 from dispatchers.delivery import Answered, Delivery, Outcome, Rejected
 
-ID_CHARS_MAX: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
+MAX_ID_CHARS: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
 WINDOW: Final = timedelta(minutes=5)  # "deduplication interval" in the developer guides of SQS, SNS and EventBridge
 TIMEOUT: Final = timedelta(seconds=20)
 
@@ -32,12 +32,12 @@ Numbered: TypeAlias = tuple[int, Item]
 class AwsPublisher(BatchAdapter):
     """An adapter for one service of AWS.
 
-    operation: the client's method. items_max, bytes_max: of one request.
+    operation: the client's method. max_items, max_bytes: of one request.
     """
 
     operation: ClassVar[str]
-    items_max: ClassVar[int] = 10
-    bytes_max: ClassVar[int]
+    max_items: ClassVar[int] = 10
+    max_bytes: ClassVar[int]
 
     def __init__(self, client: AwsClient, places: Places) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class AwsPublisher(BatchAdapter):
         async with asyncio.TaskGroup() as requests:
             for place, items in to_places.items():
                 for part in parts_of(
-                    items, items_max=self.items_max, size_max=self.bytes_max, size=lambda each: each[1].size
+                    items, max_items=self.max_items, max_size=self.max_bytes, size=lambda each: each[1].size
                 ):
                     requests.create_task(self._publish(place, part, deliveries[0].deadline, answered))
 
@@ -96,7 +96,7 @@ def group_of(delivery: Delivery) -> str:
     """
     if delivery.ordering_key is None:
         return str(delivery.id)
-    if len(delivery.ordering_key) <= ID_CHARS_MAX and all("!" <= char <= "~" for char in delivery.ordering_key):
+    if len(delivery.ordering_key) <= MAX_ID_CHARS and all("!" <= char <= "~" for char in delivery.ordering_key):
         return delivery.ordering_key
     return sha256(delivery.ordering_key.encode()).hexdigest()
 

@@ -15,7 +15,7 @@ from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
 
-BYTES_MAX: Final = 262_144  # of a message and of a request, by default: API reference, PublishBatch
+MAX_BYTES: Final = 262_144  # of a message and of a request, by default: API reference, PublishBatch
 
 
 class SnsFifoAdapter(FifoAdapter):
@@ -29,7 +29,7 @@ class SnsFifoAdapter(FifoAdapter):
     setting = "topic"
     body_field = "Message"
     operation = "publish_batch"
-    bytes_max = BYTES_MAX
+    max_bytes = MAX_BYTES
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class SnsFifoAdapter(FifoAdapter):
         key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         boto3_session: Any = None,
         endpoint_url: str | None = None,
-        threads_max: int = 10,
+        max_threads: int = 10,
     ) -> None:
         client = AwsClient(
-            "sns", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, threads_max=threads_max
+            "sns", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
         super().__init__(client, topic, key_attribute=key_attribute, window=window)
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
 
     def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
         numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]

@@ -17,7 +17,7 @@ from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
 
-BYTES_MAX: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
+MAX_BYTES: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
 
 
 class SqsFifoAdapter(FifoAdapter):
@@ -29,7 +29,7 @@ class SqsFifoAdapter(FifoAdapter):
     timeout: how long one send may take. A request leaves within its first quarter or not at all.
     boto3_session: a `boto3.Session`. By default boto3 finds the region and the credentials as it always does.
     endpoint_url: as for `boto3.client`.
-    threads_max: how many requests run at the same time.
+    max_threads: how many requests run at the same time.
 
     SQS reports a duplicate as a success, so no answer is `replayed`. boto3's own retries are off, and the proxies of the
     environment are ignored.
@@ -38,7 +38,7 @@ class SqsFifoAdapter(FifoAdapter):
     setting = "queue"
     body_field = "MessageBody"
     operation = "send_message_batch"
-    bytes_max = BYTES_MAX
+    max_bytes = MAX_BYTES
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class SqsFifoAdapter(FifoAdapter):
         key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
-        attempts_max: int = 20,
-        age_max: timedelta = timedelta(days=3),
+        max_attempts: int = 20,
+        max_age: timedelta = timedelta(days=3),
         boto3_session: Any = None,
         endpoint_url: str | None = None,
-        threads_max: int = 10,
+        max_threads: int = 10,
     ) -> None:
         client = AwsClient(
-            "sqs", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, threads_max=threads_max
+            "sqs", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
         super().__init__(client, queue, key_attribute=key_attribute, window=window)
         self.timeout = timeout
-        self.attempts_max = attempts_max
-        self.age_max = age_max
+        self.max_attempts = max_attempts
+        self.max_age = max_age
 
     def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
         numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
