@@ -70,7 +70,7 @@ def test_the_app_checks_the_tables(as_role: As) -> None:
         "DROP TABLE outbox_queue",
         "SELECT id FROM outbox_entry FOR UPDATE",
         "UPDATE outbox_version SET version_num = '0001'",
-        "CREATE OR REPLACE FUNCTION outbox_cancel(entry_id uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+        "CREATE OR REPLACE FUNCTION outbox_guard_queue() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
     ],
 )
 def test_the_app_cannot_change_or_delete_what_must_be_sent(as_role: As, ob: outbox.Outbox, statement: str) -> None:
