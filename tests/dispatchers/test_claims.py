@@ -62,7 +62,7 @@ def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -
     assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
 
 
-def max_test_a_claim_never_takes_more_than_its_permits_or_than_entries(bench: Bench) -> None:
+def test_a_claim_never_takes_more_than_its_permits_or_than_max_entries(bench: Bench) -> None:
     put(bench.database, bench.ob, count=10)
     put(bench.database, bench.ob, "mail.send", count=10)
 
@@ -76,7 +76,7 @@ def max_test_a_claim_never_takes_more_than_its_permits_or_than_entries(bench: Be
     assert of_none == []
 
 
-def max_test_a_claim_never_takes_more_with_callbacks_than_callbacks(bench: Bench) -> None:
+def test_a_claim_never_takes_more_with_callbacks_than_max_callbacks(bench: Bench) -> None:
     for operation in ("bank.do", "crm.upsert", "mail.send"):
         put(bench.database, bench.ob, operation, count=10)
     called = [quota(name, permits)._replace(called_back=permits) for name, permits in (("bank", 4), ("mail", 3))]
