@@ -1,6 +1,7 @@
 """Adapters that take the process with them as far as they can: the entries of the others do not notice.
 
-What an adapter may raise and answer beside this: tests/dispatchers/test_dispatcher.py. The whole list: docs/fault-injection.md.
+What an adapter may raise and answer beside this: tests/dispatchers/pipeline/test_dispatcher.py. The whole list is in
+docs/fault-injection.md.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 TESTS = Path(__file__).parents[1]
 PART = (
-    *("adapters/test_connection.py", "adapters/test_memory_adapter.py", "dispatchers/test_run_once.py"),
+    *("adapters/test_connection.py", "adapters/test_memory_adapter.py", "dispatchers/pipeline/test_run_once.py"),
     "outbox/enqueue/test_enqueue.py",
 )
 
