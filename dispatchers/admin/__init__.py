@@ -1,1 +1,1 @@
-"""What an operator reads and decides, as functions. The command line calls them."""
+"""What an operator reads, decides and checks, as functions. The command line and the dashboard call them."""

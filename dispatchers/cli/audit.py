@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.plain_values import instant, place_text
+from dispatchers.admin.read.plain_values import instant, place_text
 from dispatchers.cli import options
 from dispatchers.cli.connections import reading
 from dispatchers.cli.output import answer, cell, is_screen, one_of_several, prose, table
@@ -14,7 +14,7 @@ from dispatchers.cli.over_databases import over_databases
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dispatchers.admin.audit import AuditPage
+    from dispatchers.admin.decide.audit import AuditPage
 
 ROWS_DEFAULT = 50
 MAX_ROWS = 1000
@@ -47,7 +47,7 @@ def audit(
 
     Each has the time, the operator, the action, its target, how many it changed, and the reason.
     """
-    from dispatchers.admin.audit import AuditFilter, read_audit
+    from dispatchers.admin.decide.audit import AuditFilter, read_audit
 
     if after is not None and one_of_several():
         raise click.UsageError("--after continues the list of one database: give --database")

@@ -17,8 +17,8 @@ from dispatchers.cli.filters import Given, filter_of
 from dispatchers.cli.output import answer, can_ask, clean
 
 if TYPE_CHECKING:
-    from dispatchers.admin.bulk import BulkDecision, Preview, Progress
-    from dispatchers.admin.bulk_breakdown import Breakdown
+    from dispatchers.admin.decide.bulk import BulkDecision, Preview, Progress
+    from dispatchers.admin.decide.bulk_breakdown import Breakdown
 
 SETTLED_SECONDS = 5.0  # a command waits so long for its decisions to take effect
 EFFECT_PAUSE_SECONDS = 0.2
@@ -86,8 +86,8 @@ def require_one(id: str | None, bulk: Bulk, *, has_filter: bool) -> None:
 
 def decide_in_bulk(given: Given, decision: "BulkDecision", bulk: Bulk, target: options.Target) -> None:
     """Count, ask, decide, and report."""
-    from dispatchers.admin.bulk import STATES, preview
-    from dispatchers.admin.bulk_breakdown import break_down
+    from dispatchers.admin.decide.bulk import STATES, preview
+    from dispatchers.admin.decide.bulk_breakdown import break_down
 
     wanted = filter_of(given, STATES[decision.action])
     with reading(target) as (connection, tables):
@@ -132,7 +132,7 @@ def _confirm(found: "Preview", *, yes: bool) -> None:
 def _run(
     decision: "BulkDecision", found: "Preview", bulk: Bulk, target: options.Target, pause: Callable[[float], bool]
 ) -> "Progress":
-    from dispatchers.admin.bulk import NOTHING_DONE, decide
+    from dispatchers.admin.decide.bulk import NOTHING_DONE, decide
 
     done = NOTHING_DONE
     with deciding_in_batches(target) as (engine, tables), _progress(len(found.ids)) as advance:
@@ -162,8 +162,8 @@ def _effect(
     decision: "BulkDecision", found: "Preview", done: "Progress", target: options.Target, pause: Callable[[float], bool]
 ) -> Effect:
     """Wait a moment until the running dispatchers have carried the decision out; without one, do not wait."""
-    from dispatchers.admin.bulk_effect import CARRIED_OUT, count_open
-    from dispatchers.admin.dispatchers import live
+    from dispatchers.admin.decide.bulk_effect import CARRIED_OUT, count_open
+    from dispatchers.admin.read.dispatchers import live
     from dispatchers.store.database_identity import is_suspended
     from dispatchers.store.heartbeats import read_dispatchers
     from outbox.sql.dialect import database_now
@@ -215,7 +215,7 @@ def _none(found: "Preview") -> str:
 
 def _breakdown(found: "Breakdown") -> Iterator[str]:
     """As in `  source: 2 app, 1 http`."""
-    from dispatchers.admin.plain_values import instant
+    from dispatchers.admin.read.plain_values import instant
 
     for name, counts in found.counts.items():
         label = "parent key begins with" if name == "parent" else name

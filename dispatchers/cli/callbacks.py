@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.plain_values import instant
+from dispatchers.admin.read.plain_values import instant
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import NothingFound

@@ -16,7 +16,7 @@ from dispatchers.cli.over_databases import decision_options
 from dispatchers.cli.proposals import configuration_of, propose
 
 if TYPE_CHECKING:
-    from dispatchers.admin.decision_effects import Action, Verdict
+    from dispatchers.admin.decide.effects import Action, Verdict
 
 VERDICTS: "dict[Verdict, str]" = {
     "happened": "it happened",
@@ -39,7 +39,7 @@ def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, tar
     Give an ID, or options that select entries. The attempts still count. A failed entry cannot be retried: `outbox
     again` makes a new one.
     """
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     _require_one(id, given, bulk)
     if id is None or bulk.propose:
@@ -62,7 +62,7 @@ def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, ta
 
     Give an ID, or options that select entries.
     """
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     _require_one(id, given, bulk)
     if id is None or bulk.propose:
@@ -103,7 +103,7 @@ def resolve(
     Give an ID, or options that select entries. Ask the service first whether the effect happened. The decision is
     recorded with its reason. On a terminal, the command asks for confirmation.
     """
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     verdict = _one_of(verdicts)
     answered = _parsed_result(result, verdict)
@@ -142,7 +142,7 @@ def _parsed_result(result: str | None, verdict: "Verdict") -> Any:
 
 def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
     """Ask outside the deciding transaction: an operator may take long to answer."""
-    from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin.read import entries as admin_entries
 
     with reading(target) as (connection, tables):
         entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
@@ -168,7 +168,7 @@ def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, t
     blocked if one of them is failed or uncertain. --ordering-key alone releases the group of this key. --ordering-key with
     --suspended releases the suspended entries of this key.
     """
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     if id is None and filters.has_only(given, "ordering_key"):
         if bulk._replace(yes=False) != NO_BULK:
@@ -189,7 +189,7 @@ def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, t
 
 
 def _release_group(ordering_key: str, actor: str, reason: str, target: options.Target) -> None:
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
     from outbox.keys import check_field
 
     check_field("ordering_key", ordering_key)
@@ -211,7 +211,7 @@ def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, tar
     has a discriminator of its own, and so another child key: for the service it is a new effect. If you ask twice for one
     entry, there is one new entry. Needs the app's OUTBOX_SECRET and OUTBOX_ENV.
     """
-    from dispatchers.admin.again import again as ask_again
+    from dispatchers.admin.decide.again import again as ask_again
 
     configuration = configuration_of(given["env"], target)
     if configuration is None:
@@ -243,7 +243,7 @@ def _decide_all(
     target: options.Target,
     **more: Any,
 ) -> None:
-    from dispatchers.admin.bulk import BulkDecision
+    from dispatchers.admin.decide.bulk import BulkDecision
 
     decision = BulkDecision(action=action, actor=actor, reason=reason, **more)
     if bulk.propose:

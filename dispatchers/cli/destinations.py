@@ -16,7 +16,7 @@ def destinations(target: options.Target) -> None:
     Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
     circuit breaker.
     """
-    from dispatchers.admin.destinations import read_destinations
+    from dispatchers.admin.read.destinations import read_destinations
 
     with reading(target) as (connection, tables):
         found = read_destinations(connection, tables)
@@ -32,7 +32,7 @@ def pause(destination: str, actor: str, reason: str, target: options.Target) -> 
     The destination stays paused until `outbox resume`. Every running dispatcher stops at its next claim, and finishes its
     sends in flight. The age of waiting entries does not grow during the pause.
     """
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     with deciding(target) as (connection, tables):
         is_known = decisions.pause(connection, tables, destination, actor=actor, reason=reason)

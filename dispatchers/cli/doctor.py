@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dispatchers.admin.doctor import Diagnosis
+    from dispatchers.admin.check.doctor import Diagnosis
     from outbox.keys import Keyring
 
 STYLES = {"error": "bold red", "warning": "yellow", "notice": ""}
@@ -49,7 +49,7 @@ def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
     could not make, for example because a right is missing. Exits with status 7 if there is an error or a warning, or if a check
     failed.
     """
-    from dispatchers.admin.doctor import Context, diagnose
+    from dispatchers.admin.check.doctor import Context, diagnose
 
     keyring, malformed = _keyring(os.environ.get("OUTBOX_SECRET"))
     with examining(target) as (connection, tables):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.plain_values import place_text, plain
+from dispatchers.admin.read.plain_values import place_text, plain
 from dispatchers.cli import filters, options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
@@ -16,8 +16,8 @@ from dispatchers.cli.output import answer, one_of_several
 from dispatchers.cli.over_databases import decision_options, one_database, over_databases
 
 if TYPE_CHECKING:
-    from dispatchers.admin.entry_filter import ParentWanted
-    from dispatchers.admin.search import Found
+    from dispatchers.admin.read.entry_filter import ParentWanted
+    from dispatchers.admin.read.search import Found
 
 ENTRIES_DEFAULT = 50
 MAX_ENTRIES = 1000
@@ -47,8 +47,8 @@ def status(
     entry. PARENT is the key of a business request, for example an Idempotency-Key. With it, shows every entry under this
     key, also finished ones, oldest first.
     """
-    from dispatchers.admin import entries as admin_entries
-    from dispatchers.admin.overview import read_overview
+    from dispatchers.admin.read import entries as admin_entries
+    from dispatchers.admin.read.overview import read_overview
 
     if parent is None:
         with reading(target) as (connection, tables):
@@ -98,7 +98,7 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
     TEXT is an Idempotency-Key, an ordering key, a child key, or an id in a service's answer such as pi_123: lists the entries
     that it names.
     """
-    from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin.read import entries as admin_entries
 
     if text is not None:
         if not filters.is_empty(given) or after is not None:
@@ -119,7 +119,7 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
 
 
 def _list_found(text: str, target: options.Target) -> None:
-    from dispatchers.admin import search
+    from dispatchers.admin.read import search
 
     with reading(target) as (connection, tables):
         _answer_found(text, search.find(connection, tables, text))
@@ -154,9 +154,9 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
     ID is the entry's id, or at least its first 8 digits. TEXT names the entry as for `list`. If TEXT names several entries, the
     command lists them. --payload needs --reason, which is recorded with --actor.
     """
-    from dispatchers.admin import entries as admin_entries
-    from dispatchers.admin import search
-    from dispatchers.admin.payloads import reveal
+    from dispatchers.admin.decide.payloads import reveal
+    from dispatchers.admin.read import entries as admin_entries
+    from dispatchers.admin.read import search
 
     if payload and reason is None:
         raise click.UsageError("Missing option '--reason': it is recorded who has seen the payload, and why.")

@@ -9,7 +9,7 @@ import click
 from dispatchers.cli import options
 
 if TYPE_CHECKING:
-    from dispatchers.admin.entry_filter import Filter, ParentWanted
+    from dispatchers.admin.read.entry_filter import Filter, ParentWanted
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 ENDED = ("delivered", "failed", "cancelled")
@@ -83,8 +83,8 @@ def has_only(given: Given, option: str) -> bool:
 
 def filter_of(given: Given, states: Sequence[str]) -> "Filter":
     """The filter that the options make. states: those that it has unless some are given."""
-    from dispatchers.admin.entry_filter import Filter
-    from dispatchers.admin.payload_filter import Member
+    from dispatchers.admin.read.entry_filter import Filter
+    from dispatchers.admin.read.payload_filter import Member
     from outbox.keys import check_field
 
     fields = {"operation": "operation", "destination": "destination", "ordering_key": "ordering_key"}
@@ -106,7 +106,7 @@ def filter_of(given: Given, states: Sequence[str]) -> "Filter":
 
 
 def parent_wanted(env: str | None, parent: str | None, scope: str | None, source: str | None) -> "ParentWanted":
-    from dispatchers.admin.entry_filter import ParentWanted
+    from dispatchers.admin.read.entry_filter import ParentWanted
     from outbox.keys import ParentKey, check_field
 
     for name, value in (("env", env), ("parent", parent), ("scope", scope), ("source", source)):

@@ -11,7 +11,7 @@ from dispatchers.cli.exit_codes import NothingFound
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from dispatchers.admin.search import Found
+    from dispatchers.admin.read.search import Found
     from outbox.sql.schema import Tables
 
 ID_DIGITS_MIN = 8
@@ -20,7 +20,7 @@ ID_DIGITS = 32
 
 def require_found(connection: "Connection", tables: "Tables", text: str) -> None:
     """Raise unless `text` names something here, as for `show`."""
-    from dispatchers.admin import search
+    from dispatchers.admin.read import search
 
     if not is_known_id(connection, tables, text):
         require_any(text, search.find(connection, tables, text))
@@ -28,7 +28,7 @@ def require_found(connection: "Connection", tables: "Tables", text: str) -> None
 
 def require_any(text: str, found: "Found") -> None:
     """Raise if the search for `text` found nothing."""
-    from dispatchers.admin.entries import no_entry
+    from dispatchers.admin.read.entries import no_entry
 
     if not found.entries and not found.requests:
         raise no_entry(text) if _is_id(text) else NothingFound(rendering.not_found(text, found))
@@ -36,14 +36,14 @@ def require_any(text: str, found: "Found") -> None:
 
 def is_known_id(connection: "Connection", tables: "Tables", text: str) -> bool:
     """Whether `text` is the id of an entry here, or the beginning of one or more."""
-    from dispatchers.admin.entries import find_ids
+    from dispatchers.admin.read.entries import find_ids
 
     return _is_id(text) and bool(find_ids(connection, tables, _digits(text)))
 
 
 def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
     """The one entry that `given` names. Raises EntryNotFound, and UsageError if it is malformed or ambiguous."""
-    from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin.read import entries as admin_entries
 
     digits = _digits(given)
     if not _is_id(given):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from dispatchers.admin.plain_values import parse_place, parse_since
+from dispatchers.admin.read.plain_values import parse_place, parse_since
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from dispatchers.admin.plain_values import plain
+from dispatchers.admin.read.plain_values import plain
 from dispatchers.cli.exit_codes import JSON
 
 if TYPE_CHECKING:

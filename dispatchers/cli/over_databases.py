@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dispatchers.admin.plain_values import plain
+from dispatchers.admin.read.plain_values import plain
 from dispatchers.cli import options, output
 from dispatchers.cli.connections import WrongUrl, reach, repeated_after_conflicts
 from dispatchers.cli.exit_codes import NOT_FOUND, REFUSED, Failure, NothingFound, failure_of

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from dispatchers.admin.plain_values import instant
+from dispatchers.admin.read.plain_values import instant
 from dispatchers.cli import options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.filters import ENDED, WAITING, Given, filter_of
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dispatchers.admin.bulk import BulkDecision
-    from dispatchers.admin.proposed import Proposal
+    from dispatchers.admin.decide.bulk import BulkDecision
+    from dispatchers.admin.decide.proposed import Proposal
     from outbox.configuration import Configuration
     from outbox.instance import Outbox
 
@@ -45,9 +45,9 @@ def configuration_of(env: str | None, target: options.Target) -> "Configuration 
 
 def propose(id: str | None, given: Given, decision: "BulkDecision", target: options.Target) -> None:
     """Store the decision about one entry, or about those that options select."""
-    from dispatchers.admin import proposals
-    from dispatchers.admin.bulk import STATES
-    from dispatchers.admin.entry_filter import Filter
+    from dispatchers.admin.decide import proposals
+    from dispatchers.admin.decide.bulk import STATES
+    from dispatchers.admin.read.entry_filter import Filter
 
     kind = ENDED if decision.action == "again" else WAITING
     wanted = filter_of(given, STATES[decision.action]) if id is None else Filter(states=kind)
@@ -81,8 +81,8 @@ def confirm(
     Shows the whole decision with its entries, asks, and carries it out. Without ID, lists the proposals, the newest first. To
     confirm `again`, set the app's OUTBOX_SECRET and OUTBOX_ENV.
     """
-    from dispatchers.admin import proposals
-    from dispatchers.admin.proposed import read_proposal, read_proposals
+    from dispatchers.admin.decide import proposals
+    from dispatchers.admin.decide.proposed import read_proposal, read_proposals
 
     if id is None:
         with reading(target) as (connection, tables):

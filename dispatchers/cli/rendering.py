@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dispatchers.admin.plain_values import instant, span
+from dispatchers.admin.read.plain_values import instant, span
 from dispatchers.cli.output import cell, is_screen, json_text, pairs, prose, short, state_cell, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from dispatchers.admin.destinations import DestinationState, DestinationStates
-    from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
-    from dispatchers.admin.overview import DestinationOverview, Overview
-    from dispatchers.admin.search import Found
+    from dispatchers.admin.read.destinations import DestinationState, DestinationStates
+    from dispatchers.admin.read.entries import EntryDetails, EntrySummary, Page
+    from dispatchers.admin.read.overview import DestinationOverview, Overview
+    from dispatchers.admin.read.search import Found
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
@@ -297,7 +297,7 @@ def details(entry: "EntryDetails", payload: Any, *, with_payload: bool) -> "Iter
 
 
 def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
-    from dispatchers.admin.again import first_of
+    from dispatchers.admin.decide.again import first_of
 
     yield "id", entry.id
     yield "state", state_cell(entry.state)

@@ -11,7 +11,7 @@ from dispatchers.cli.output import answer, clean, one_of_several
 from dispatchers.cli.over_databases import decision_options, over_databases
 
 if TYPE_CHECKING:
-    from dispatchers.admin.resume import Resumed
+    from dispatchers.admin.decide.resume import Resumed
 
 
 @click.command()
@@ -78,7 +78,7 @@ def resume(
 
 
 def _resume_destination(destination: str, actor: str, reason: str, target: options.Target) -> None:
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     with deciding(target) as (connection, tables):
         decisions.resume(connection, tables, destination, actor=actor, reason=reason)
@@ -88,7 +88,7 @@ def _resume_destination(destination: str, actor: str, reason: str, target: optio
 
 
 def _resume_all(target: options.Target, **decided: Any) -> None:
-    from dispatchers.admin import resume as admin_resume
+    from dispatchers.admin.decide import resume as admin_resume
 
     with deciding(target) as (connection, tables):
         engine = connection.engine

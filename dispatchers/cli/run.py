@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.plain_values import instant
+from dispatchers.admin.read.plain_values import instant
 from dispatchers.cli.exit_codes import JSON, REFUSED
 from dispatchers.cli.references import load_function
 

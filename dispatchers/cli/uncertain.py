@@ -22,7 +22,7 @@ def lookup(id: str, actor: str, reason: str, target: options.Target) -> None:
 
     A running dispatcher makes the lookup at once. It sends the entry again only if the service proves that it did not happen.
     """
-    from dispatchers.admin import uncertain_decisions
+    from dispatchers.admin.decide import uncertain as uncertain_decisions
 
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
@@ -47,7 +47,7 @@ def resend(id: str, key: 'Literal["same", "new"]', actor: str, reason: str, targ
     no longer safe when a dispatcher claims the entry, the entry stays uncertain. `outbox resolve --send-again` leaves the
     choice of the key to the dispatcher.
     """
-    from dispatchers.admin import uncertain_decisions
+    from dispatchers.admin.decide import uncertain as uncertain_decisions
 
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)

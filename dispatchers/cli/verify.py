@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dispatchers.admin.verify import Verification
+    from dispatchers.admin.check.verify import Verification
 
 
 @click.command()
@@ -30,7 +30,7 @@ def verify(target: options.Target) -> None:
     OUTBOX_SECRET is set, also derives each key again and compares it. Only reads, in one snapshot of the database. If a row
     violates a rule, other software has changed the row, or this library has a bug. The command then exits with status 6.
     """
-    from dispatchers.admin import verify as admin_verify
+    from dispatchers.admin.check import verify as admin_verify
 
     secret = os.environ.get("OUTBOX_SECRET")
     keyring = ring_of(secret) if secret else None

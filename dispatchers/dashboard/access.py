@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatchers.admin.decisions import MAX_ACTOR_CHARS, check_decision
+from dispatchers.admin.decide.decisions import MAX_ACTOR_CHARS, check_decision
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.rights import Right
 

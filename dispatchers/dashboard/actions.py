@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from dispatchers.admin.again import why_no_keys
-from dispatchers.admin.entry_version import what_changed
+from dispatchers.admin.decide.again import why_no_keys
+from dispatchers.admin.decide.entry_version import what_changed
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.views import Context

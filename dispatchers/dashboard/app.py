@@ -18,8 +18,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from dispatchers.admin.compared import missing_rights
-from dispatchers.admin.plain_values import plain
+from dispatchers.admin.read.compared import missing_rights
+from dispatchers.admin.read.plain_values import plain
 from dispatchers.dashboard import protection, rendering
 from dispatchers.dashboard.access import Authenticator, Identity, identify, rights_of
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches

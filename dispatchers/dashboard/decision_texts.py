@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from dispatchers.admin.decision_effects import Action, Verdict
-from dispatchers.admin.safe_decisions import Decision
+from dispatchers.admin.decide.effects import Action, Verdict
+from dispatchers.admin.decide.safe import Decision
 from outbox.errors import ConfigurationError
 
 

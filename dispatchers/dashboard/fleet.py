@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from dispatchers.admin.summary import Summary
+from dispatchers.admin.read.summary import Summary
 from dispatchers.dashboard import protection, rendering
 from dispatchers.dashboard.access import Authenticator, Identity, identify
 from dispatchers.dashboard.app import API, Dashboard, as_json_response

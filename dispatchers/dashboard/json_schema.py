@@ -1,4 +1,4 @@
-"""The JSON Schema of a dataclass, as `dispatchers.admin.plain_values.plain` writes it. Pure."""
+"""The JSON Schema of a dataclass, as `dispatchers.admin.read.plain_values.plain` writes it. Pure."""
 
 import types
 from collections.abc import Collection, Mapping, Sequence

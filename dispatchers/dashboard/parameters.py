@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from dispatchers.admin.plain_values import parse_ids, parse_place, parse_since
+from dispatchers.admin.read.plain_values import parse_ids, parse_place, parse_since
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.incoming import parse_json
 

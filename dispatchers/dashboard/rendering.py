@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 
-from dispatchers.admin.again import ASKED_ALREADY
-from dispatchers.admin.plain_values import instant, span
+from dispatchers.admin.decide.again import ASKED_ALREADY
+from dispatchers.admin.read.plain_values import instant, span
 from dispatchers.dashboard.decision_texts import BULK, TEXTS
 
 HERE = Path(__file__).parent

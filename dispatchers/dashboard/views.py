@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from dispatchers.admin.entries import EntrySummary
+from dispatchers.admin.read.entries import EntrySummary
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.parameters import Nothing
 from outbox.configuration import Configuration

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from dispatchers.admin.doctor import OF_SERVER, Context, Diagnosis, diagnose
+from dispatchers.admin.check.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.maintenance.jobs import report_gauges, report_lag

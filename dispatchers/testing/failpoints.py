@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import outbox.session
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
 from dispatchers.pipeline import batch, sender, triage
 from dispatchers.store import callback_transactions, claims_plain, claims_postgresql

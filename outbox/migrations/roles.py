@@ -234,7 +234,7 @@ def _guard_queue(schema: str | None, prefix: str, *, enqueuers: Sequence[str]) -
     operators are written out, as a search path and temporary tables are the inserter's own. The entry is found by a subquery: a
     join reads the whole queue where the planner believes that it is empty. Only where a row is refused it asks whether the owner
     inserts it, who restores a backup. Who is not among the enqueuers, an operator, adds only entries that ask again for one that
-    failed or was cancelled, with all that it had (`dispatchers.admin.again`).
+    failed or was cancelled, with all that it had (`dispatchers.admin.decide.again`).
     """
     queue, guard = quoted(f"{prefix}queue", schema), quoted(f"{prefix}guard_queue", schema)
     equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"

@@ -269,7 +269,7 @@ def proposal(prefix: str) -> list[Any]:
         Column("actor", String(255), nullable=False),
         Column("sentence", LONG_TEXT, nullable=False),
         Column("reason", LONG_TEXT, nullable=False),
-        Column("decision", LONG_TEXT, nullable=False),  # as JSON: `dispatchers.admin.proposals`
+        Column("decision", LONG_TEXT, nullable=False),  # as JSON: `dispatchers.admin.decide.proposals`
         Column("state", String(9), nullable=False),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),

@@ -13,7 +13,7 @@ from support.entries import change, claim_one, put, put_one, queue_row, reasons,
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import resume as admin_resume
+from dispatchers.admin.decide import resume as admin_resume
 from dispatchers.database_identity import DatabaseIdentity
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle

@@ -10,7 +10,7 @@ from support.cli_runner import SECRET_TEXT, command, refused
 from support.dashboard import Browser, dashboard, signed_in
 from support.database import Database
 
-from dispatchers.admin.again import NO_SECRET
+from dispatchers.admin.decide.again import NO_SECRET
 from dispatchers.dashboard.password_file import PasswordFile, user_line
 from dispatchers.dashboard.protection import LocalHostsOnly
 from outbox.errors import ConfigurationError

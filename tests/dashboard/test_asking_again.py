@@ -14,8 +14,8 @@ from support.entries import put_one, reasons, run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.again import NO_SECRET, OTHER_SECRET, first_of
-from dispatchers.admin.plain_values import ids_text
+from dispatchers.admin.decide.again import NO_SECRET, OTHER_SECRET, first_of
+from dispatchers.admin.read.plain_values import ids_text
 from dispatchers.dashboard import Dashboard
 from outbox.errors import ConfigurationError
 from outbox.sql.dialect import clock_plus

@@ -12,7 +12,7 @@ from support.database import TABLES, Database
 from support.entries import change, put, put_one, queue_row
 
 import outbox
-from dispatchers.admin import bulk as admin_bulk
+from dispatchers.admin.decide import bulk as admin_bulk
 from dispatchers.dashboard.pages import bulk
 from dispatchers.stored_outcome import read_outcome
 

@@ -12,7 +12,7 @@ from support.database import TABLES, Database
 from support.entries import change, put_one, queue_row
 
 import outbox
-from dispatchers.admin.again import UNCOMPARED
+from dispatchers.admin.decide.again import UNCOMPARED
 from dispatchers.dashboard import Dashboard
 from dispatchers.dashboard.pages import VIEWS
 from dispatchers.stored_outcome import read_outcome

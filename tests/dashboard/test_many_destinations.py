@@ -6,7 +6,7 @@ from support.database import TABLES, Database
 from support.entries import put_one
 
 import outbox
-from dispatchers.admin.destinations import MAX_SHOWN
+from dispatchers.admin.read.destinations import MAX_SHOWN
 from outbox.sql.dialect import clock
 
 

@@ -17,7 +17,7 @@ from support.ordering import OrderedService, put_in_group, send_all
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause
+from dispatchers.admin.decide.decisions import pause
 from outbox.sql.dialect import clock
 
 pytestmark = pytest.mark.on_mariadb

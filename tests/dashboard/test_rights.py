@@ -19,7 +19,7 @@ from support.entries import change, put_one, run_once
 import outbox
 from dispatchers import Delivered, Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.compared import COMPARED, missing_rights
+from dispatchers.admin.read.compared import COMPARED, missing_rights
 from dispatchers.cli import main
 from dispatchers.dashboard.access import Authenticator, Identity, local_viewer, rights_of
 from dispatchers.dashboard.pages import ACTIONS, VIEWS

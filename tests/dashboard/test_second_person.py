@@ -13,7 +13,7 @@ from support.database import TABLES, Database
 from support.entries import put, put_one, queue_row
 
 import outbox
-from dispatchers.admin.bulk import NEWS
+from dispatchers.admin.decide.bulk import NEWS
 from dispatchers.dashboard import Dashboard
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError

@@ -13,8 +13,8 @@ from support.entries import change, put, put_one, run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.destinations import NOT_SENT_SHOWN
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.read.destinations import NOT_SENT_SHOWN
 from outbox.sql.dialect import clock, clock_plus
 
 

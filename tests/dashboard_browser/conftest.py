@@ -21,9 +21,9 @@ from support.open_demo import open_demo
 from support.pictures import addresses
 
 import outbox
-from dispatchers.admin import proposals
-from dispatchers.admin.bulk import BulkDecision
-from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.decide import proposals
+from dispatchers.admin.decide.bulk import BulkDecision
+from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.dashboard import Dashboard, Identity
 from outbox.sql.schema import tables_of
 

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 from support.database import TABLES
 
 from dashboard_browser.conftest import Browse
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 
 A_WHILE = 60_000  # milliseconds of the page's clock: several refreshes
 COUNT_REQUESTS = """() => {

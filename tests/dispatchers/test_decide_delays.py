@@ -192,7 +192,7 @@ def entries(draw: st.DrawFn) -> ClaimedEntry:
 
 
 @settings(max_examples=100)
-@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, max_exclude=True))
+@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, exclude_max=True))
 def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
     entry: ClaimedEntry, outcome: Outcome, memory: Memory, jitter: float
 ) -> None:

@@ -35,8 +35,8 @@ from support.galera_nodes import (
 import outbox
 from dispatchers import Delivery, Outcome
 from dispatchers.adapters.memory import MemoryAdapter
-from dispatchers.admin import doctor
-from dispatchers.admin.again import again as ask_again
+from dispatchers.admin.check import doctor
+from dispatchers.admin.decide.again import again as ask_again
 from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries

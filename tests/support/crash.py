@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers import Adapter, Delivery, Dispatcher, Limits, Operations, Outcome, Unknown
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.store.database import DatabaseStore

@@ -7,7 +7,7 @@ from uuid import UUID
 import outbox
 from dispatchers import Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain
 from support.database import TABLES, Database

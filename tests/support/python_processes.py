@@ -31,7 +31,7 @@ LOADED = (
     *("outbox.migrations", "outbox.http.fastapi", "dispatchers.cli.run"),
     *("dispatchers.cli.db", "dispatchers.process.daemon"),
     *(f"dispatchers.adapters:{name}Adapter" for name in ("Stripe", "Http", "Smtp", "Memory")),
-    *("dispatchers.admin.decisions", "dispatchers.maintenance.jobs", "dispatchers.testing.failpoints"),
+    *("dispatchers.admin.decide.decisions", "dispatchers.maintenance.jobs", "dispatchers.testing.failpoints"),
     *("dispatchers.testing.postgres", "support.entries"),
 )
 """What the children find imported. A program that needs more imports it itself."""

@@ -7,9 +7,9 @@ from sqlalchemy.exc import DBAPIError
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.entries import list_entries, read_entry
-from dispatchers.admin.entry_filter import Filter
-from dispatchers.admin.overview import read_overview
+from dispatchers.admin.read.entries import list_entries, read_entry
+from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.admin.read.overview import read_overview
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import sqlstate
 from support.database import TABLES, Database

@@ -20,8 +20,8 @@ from simulation.reference import ReferenceStore
 from simulation.reference_rows import Block, Entry, Refused, Row
 
 import outbox
-from dispatchers.admin import decisions
-from dispatchers.admin import resume as admin_resume
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide import resume as admin_resume
 from dispatchers.flow_control.state import FlowUpdate, Taken, on_record
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store import queries

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from dispatchers.admin.verify import verify
+from dispatchers.admin.check.verify import verify
 from outbox.keys import Keyring
 from support.database import TABLES, Database
 

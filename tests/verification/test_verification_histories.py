@@ -26,7 +26,7 @@ from support.verify import Harm, require_only_harms_to_break, setting, taking
 import outbox
 from dispatchers import CannotTell, Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import cancel, resolve
+from dispatchers.admin.decide.decisions import cancel, resolve
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.times import NEVER

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from dispatchers.admin.audit import AuditFilter, AuditRow, read_audit
-from dispatchers.admin.plain_values import parse_place, place_text
+from dispatchers.admin.decide.audit import AuditFilter, AuditRow, read_audit
+from dispatchers.admin.read.plain_values import parse_place, place_text
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View

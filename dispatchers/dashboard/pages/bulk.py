@@ -13,12 +13,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, func, select
 
-from dispatchers.admin import proposals
-from dispatchers.admin.again import why_no_keys
-from dispatchers.admin.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
-from dispatchers.admin.bulk_breakdown import Breakdown, break_down
-from dispatchers.admin.bulk_sentence import command_line, sentence
-from dispatchers.admin.entry_filter import (
+from dispatchers.admin.decide import proposals
+from dispatchers.admin.decide.again import why_no_keys
+from dispatchers.admin.decide.bulk import NOTHING_DONE, STATES, BulkDecision, Preview, Progress, decide, preview
+from dispatchers.admin.decide.bulk_breakdown import Breakdown, break_down
+from dispatchers.admin.decide.bulk_sentence import command_line, sentence
+from dispatchers.admin.decide.proposed import Proposal
+from dispatchers.admin.read.entry_filter import (
     ENDED_STATES,
     WAITING_STATES,
     Filter,
@@ -26,8 +27,7 @@ from dispatchers.admin.entry_filter import (
     instant_of,
     select_ids,
 )
-from dispatchers.admin.plain_values import ids_text, instant
-from dispatchers.admin.proposed import Proposal
+from dispatchers.admin.read.plain_values import ids_text, instant
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone, require_keys
 from dispatchers.dashboard.decision_texts import BULK, BulkName

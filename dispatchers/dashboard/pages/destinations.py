@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from dispatchers.admin import decisions
-from dispatchers.admin.destinations import DestinationState, most_urgent, read_destinations
-from dispatchers.admin.throughput import Sent, read_throughput
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.read.destinations import DestinationState, most_urgent, read_destinations
+from dispatchers.admin.read.throughput import Sent, read_throughput
 from dispatchers.dashboard.actions import Action, Deciding
 from dispatchers.dashboard.parameters import Nothing, parameter
 from dispatchers.dashboard.views import Reading, View

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from dispatchers.admin.dispatchers import Difference, differences
+from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.dashboard.parameters import Nothing
 from dispatchers.dashboard.views import Reading, View
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers

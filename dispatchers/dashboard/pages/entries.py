@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
-from dispatchers.admin.counts import Count, planned_rows
-from dispatchers.admin.entries import EntrySummary, list_entries
-from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted, select_ids
-from dispatchers.admin.payload_filter import Member
-from dispatchers.admin.plain_values import place_text
+from dispatchers.admin.read.counts import Count, planned_rows
+from dispatchers.admin.read.entries import EntrySummary, list_entries
+from dispatchers.admin.read.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted, select_ids
+from dispatchers.admin.read.payload_filter import Member
+from dispatchers.admin.read.plain_values import place_text
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.parameters import parameter

@@ -8,23 +8,24 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from dispatchers.admin import decisions, uncertain_decisions
-from dispatchers.admin.again import again, offer_again
-from dispatchers.admin.cases import Case, read_cases
-from dispatchers.admin.dispatchers import failure_fields
-from dispatchers.admin.entries import (
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide import uncertain as uncertain_decisions
+from dispatchers.admin.decide.again import again, offer_again
+from dispatchers.admin.decide.cases import Case, read_cases
+from dispatchers.admin.decide.entry_version import version_text
+from dispatchers.admin.decide.key_window import KeyWindow
+from dispatchers.admin.decide.payloads import SentAndAnswered, reveal
+from dispatchers.admin.decide.safe import Decision, Offer
+from dispatchers.admin.read.dispatchers import failure_fields
+from dispatchers.admin.read.entries import (
     EntryDetails,
     EntryFacts,
     EntrySummary,
     read_entries_of_parent,
     read_entry,
 )
-from dispatchers.admin.entry_filter import ParentWanted
-from dispatchers.admin.entry_version import version_text
-from dispatchers.admin.key_window import KeyWindow
-from dispatchers.admin.payloads import SentAndAnswered, reveal
-from dispatchers.admin.requests import RequestSummary, read_request
-from dispatchers.admin.safe_decisions import Decision, Offer
+from dispatchers.admin.read.entry_filter import ParentWanted
+from dispatchers.admin.read.requests import RequestSummary, read_request
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_keys, require_version
 from dispatchers.dashboard.parameters import parameter

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from dispatchers.admin import decisions
-from dispatchers.admin.groups import GroupDetails, GroupPage, list_groups, read_group
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.read.groups import GroupDetails, GroupPage, list_groups, read_group
 from dispatchers.dashboard.actions import Action, Deciding
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View

@@ -1,6 +1,6 @@
 """The overview: what waits, what was sent within the last hour, and what needs attention."""
 
-from dispatchers.admin.summary import Summary, read_summary
+from dispatchers.admin.read.summary import Summary, read_summary
 from dispatchers.dashboard.parameters import Nothing
 from dispatchers.dashboard.views import Reading, View
 

@@ -5,13 +5,13 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from dispatchers.admin import proposals
-from dispatchers.admin.again import why_no_keys
-from dispatchers.admin.bulk import BulkDecision
-from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter
-from dispatchers.admin.persons import is_same_person
-from dispatchers.admin.proposals import Confirmed
-from dispatchers.admin.proposed import Proposal, read_proposal, read_proposals
+from dispatchers.admin.decide import proposals
+from dispatchers.admin.decide.again import why_no_keys
+from dispatchers.admin.decide.bulk import BulkDecision
+from dispatchers.admin.decide.persons import is_same_person
+from dispatchers.admin.decide.proposals import Confirmed
+from dispatchers.admin.decide.proposed import Proposal, read_proposal, read_proposals
+from dispatchers.admin.read.entry_filter import ENDED_STATES, WAITING_STATES, Filter
 from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, no_keys, require_keys, require_version
 from dispatchers.dashboard.decision_texts import BULK

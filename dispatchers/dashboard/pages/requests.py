@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from dispatchers.admin.plain_values import place_text
-from dispatchers.admin.requests import RequestDetails, RequestFilter, RequestSummary, list_requests, read_request
+from dispatchers.admin.read.plain_values import place_text
+from dispatchers.admin.read.requests import RequestDetails, RequestFilter, RequestSummary, list_requests, read_request
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 

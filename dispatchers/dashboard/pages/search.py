@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dispatchers.admin.search import MAX_ROWS, Found, find
+from dispatchers.admin.read.search import MAX_ROWS, Found, find
 from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View

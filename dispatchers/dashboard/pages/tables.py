@@ -1,6 +1,6 @@
 """The health of the tables: sizes, dead rows, and what keeps autovacuum from removing those."""
 
-from dispatchers.admin.table_health import DatabaseHealth, read_database_health
+from dispatchers.admin.read.table_health import DatabaseHealth, read_database_health
 from dispatchers.dashboard.parameters import Nothing
 from dispatchers.dashboard.views import Reading, View
 

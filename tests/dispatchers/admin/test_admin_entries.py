@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database
 
-from dispatchers.admin import entries as admin_entries
-from dispatchers.admin.entries import list_entries
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted
-from dispatchers.admin.overview import read_overview
+from dispatchers.admin.read import entries as admin_entries
+from dispatchers.admin.read.entries import list_entries
+from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWanted
+from dispatchers.admin.read.overview import read_overview
 from outbox.keys import ParentKey, parent_id
 
 ROWS = 20_000  # for each of three destinations: enough for a scan to be the cheaper plan if no index served
@@ -155,7 +155,7 @@ def test_reading_is_of_one_moment_and_cannot_write(postgresql: Database) -> None
 
 
 def test_places_of_a_list_survive_being_written_as_text() -> None:
-    from dispatchers.admin.plain_values import instant
+    from dispatchers.admin.read.plain_values import instant
     from dispatchers.cli.options import Cursor
 
     at = datetime.fromisoformat("2026-01-31T12:00:00.123456+00:00")

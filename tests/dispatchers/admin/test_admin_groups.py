@@ -6,8 +6,8 @@ from support.ordering import BUSY, OrderedService, put_in_group, send_all
 
 import outbox
 from dispatchers import Rejected
-from dispatchers.admin.counts import Count
-from dispatchers.admin.groups import MAX_WAITING, list_groups, read_group
+from dispatchers.admin.read.counts import Count
+from dispatchers.admin.read.groups import MAX_WAITING, list_groups, read_group
 
 pytestmark = pytest.mark.on_mariadb
 

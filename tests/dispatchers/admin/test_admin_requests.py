@@ -10,7 +10,7 @@ from support.accepted import Checkout
 from support.database import TABLES, Database
 
 import outbox
-from dispatchers.admin.requests import RequestFilter, RequestPlace, list_requests, read_request
+from dispatchers.admin.read.requests import RequestFilter, RequestPlace, list_requests, read_request
 from outbox.errors import EntryNotFound, InvalidValue
 from outbox.sql.dialect import clock_plus
 from outbox.times import MAX_SPAN

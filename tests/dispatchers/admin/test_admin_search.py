@@ -12,7 +12,7 @@ from support.entries import change, put, put_one, run_once
 import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.search import MAX_FOUND, Found, find
+from dispatchers.admin.read.search import MAX_FOUND, Found, find
 from outbox.errors import InvalidValue
 from outbox.keys import Tag, encode_hex, encode_native
 from outbox.times import NEVER

@@ -11,12 +11,12 @@ from support.database import TABLES, Database
 from support.entries import age, put
 
 import outbox
-from dispatchers.admin import destinations, summary
-from dispatchers.admin.counts import Count, count_rows
-from dispatchers.admin.decisions import pause
-from dispatchers.admin.destinations import read_destinations
-from dispatchers.admin.summary import count_uncertain, read_summary
-from dispatchers.admin.table_health import read_database_health, read_holders
+from dispatchers.admin.decide.decisions import pause
+from dispatchers.admin.read import destinations, summary
+from dispatchers.admin.read.counts import Count, count_rows
+from dispatchers.admin.read.destinations import read_destinations
+from dispatchers.admin.read.summary import count_uncertain, read_summary
+from dispatchers.admin.read.table_health import read_database_health, read_holders
 
 
 def test_the_summary_counts_what_waits(database: Database, ob: outbox.Outbox) -> None:

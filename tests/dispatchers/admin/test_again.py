@@ -14,10 +14,10 @@ from support.entries import put, put_one, queue_row, reasons, run_once, states
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import again as asking
-from dispatchers.admin.again import Again, again, first_of
-from dispatchers.admin.bulk import BulkDecision, decide, preview
-from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.decide import again as asking
+from dispatchers.admin.decide.again import Again, again, first_of
+from dispatchers.admin.decide.bulk import BulkDecision, decide, preview
+from dispatchers.admin.read.entry_filter import Filter
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError, DecisionRefused, EntryNotFound
 from outbox.keys import Keyring

@@ -14,10 +14,10 @@ from support.entries import dispatcher, put_one
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.audit import AuditFilter, AuditRow, read_audit, write_audit
-from dispatchers.admin.payloads import reveal
-from dispatchers.admin.resume import OperatorDecision, resume
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide.audit import AuditFilter, AuditRow, read_audit, write_audit
+from dispatchers.admin.decide.payloads import reveal
+from dispatchers.admin.decide.resume import OperatorDecision, resume
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, forget_old_decisions
 from outbox.sql.dialect import clock
 

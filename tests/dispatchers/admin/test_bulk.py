@@ -14,8 +14,8 @@ from support.entries import age, change, put, put_one, run_once, states
 import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.bulk import (
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide.bulk import (
     CHANGED,
     DELETED,
     LOCKED,
@@ -27,7 +27,7 @@ from dispatchers.admin.bulk import (
     decide,
     preview,
 )
-from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.read.entry_filter import Filter
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.dialect import clock
 from outbox.times import NEVER

@@ -12,10 +12,10 @@ from support.entries import age, put, run_once
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import bulk
-from dispatchers.admin.again import again
-from dispatchers.admin.bulk import LOCKED, BulkDecision, Progress, decide, preview
-from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.decide import bulk
+from dispatchers.admin.decide.again import again
+from dispatchers.admin.decide.bulk import LOCKED, BulkDecision, Progress, decide, preview
+from dispatchers.admin.read.entry_filter import Filter
 from outbox.configuration import Configuration
 from outbox.keys import Keyring
 

@@ -16,10 +16,10 @@ from support.entries import put
 from support.examples import divided
 
 import outbox
-from dispatchers.admin.bulk import BulkDecision, decide, preview
-from dispatchers.admin.bulk_sentence import command_line, conditions, sentence
-from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted
-from dispatchers.admin.payload_filter import Member
+from dispatchers.admin.decide.bulk import BulkDecision, decide, preview
+from dispatchers.admin.decide.bulk_sentence import command_line, conditions, sentence
+from dispatchers.admin.read.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted
+from dispatchers.admin.read.payload_filter import Member
 from dispatchers.cli import filters
 from outbox.times import NEVER
 

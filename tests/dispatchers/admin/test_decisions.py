@@ -14,7 +14,7 @@ from support.entries import HOUR, age, change, claim, put_one, queue_row, run_on
 import outbox
 from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from outbox.sql.dialect import clock
 from outbox.times import NEVER

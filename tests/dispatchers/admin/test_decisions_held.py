@@ -20,10 +20,10 @@ import outbox
 import outbox.errors
 from dispatchers import Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.destinations import read_destinations
-from dispatchers.admin.overview import read_overview
-from dispatchers.admin.summary import read_summary
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.read.destinations import read_destinations
+from dispatchers.admin.read.overview import read_overview
+from dispatchers.admin.read.summary import read_summary
 from dispatchers.flow_control.state import Taken, as_record
 from dispatchers.store.flow_control import make_rows
 from dispatchers.stored_outcome import Known, write_outcome

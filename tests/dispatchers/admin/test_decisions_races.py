@@ -12,7 +12,7 @@ from support.entries import claim, put_one, queue_row, run_once, state
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 

@@ -16,9 +16,9 @@ from support.entries import age, dispatcher, put, run_once
 import outbox
 from dispatchers import Operations, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import doctor, doctor_mariadb, doctor_rules
-from dispatchers.admin.doctor_rules import Finding
-from dispatchers.admin.table_health import Holder, TableHealth
+from dispatchers.admin.check import doctor, doctor_mariadb, doctor_rules
+from dispatchers.admin.check.doctor_rules import Finding
+from dispatchers.admin.read.table_health import Holder, TableHealth
 from dispatchers.store.heartbeats import LIVE_FOR
 from outbox.errors import ConfigurationError
 from outbox.sql.body_partitions import Layout

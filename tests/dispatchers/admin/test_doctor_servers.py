@@ -14,7 +14,7 @@ from support.doctor import crm, deploy, examined, found
 from support.entries import until_true
 
 import outbox
-from dispatchers.admin import doctor_rules
+from dispatchers.admin.check import doctor_rules
 from dispatchers.cli import doctor as cli_doctor
 from dispatchers.process import daemon
 from outbox import migrations

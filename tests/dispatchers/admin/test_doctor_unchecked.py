@@ -11,8 +11,8 @@ from support.database import TABLES, Database
 from support.doctor import SETTINGS, deploy, examined, suspended
 
 import outbox
-from dispatchers.admin import doctor
-from dispatchers.admin.doctor_rules import Finding
+from dispatchers.admin.check import doctor
+from dispatchers.admin.check.doctor_rules import Finding
 from dispatchers.store.guards import Guards
 
 

@@ -12,10 +12,10 @@ from support.database import TABLES, Database
 from support.entries import HOUR, age, change, put, put_one
 
 import outbox
-from dispatchers.admin.entries import list_entries
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted, select_ids
-from dispatchers.admin.entry_pages import Place
-from dispatchers.admin.payload_filter import Member
+from dispatchers.admin.read.entries import list_entries
+from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWanted, select_ids
+from dispatchers.admin.read.entry_pages import Place
+from dispatchers.admin.read.payload_filter import Member
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import clock_plus, database_now
 from outbox.times import NEVER

@@ -10,7 +10,7 @@ from support.entries import change, put, put_one, run_once
 import outbox
 from dispatchers import Deferred, Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
+from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
 from outbox.errors import InvalidValue
 from outbox.sql.dialect import database_now
 from outbox.times import NEVER

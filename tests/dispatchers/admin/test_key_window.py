@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dispatchers.admin.key_window import key_window, memory_of
+from dispatchers.admin.decide.key_window import key_window, memory_of
 from dispatchers.store.heartbeats import DispatcherSeen
 from dispatchers.time_limits import FOREVER, Memory
 

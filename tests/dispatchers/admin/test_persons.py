@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.admin.persons import is_same_person
+from dispatchers.admin.decide.persons import is_same_person
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from support.entries import change, put, put_one, run_once, states
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import proposals
-from dispatchers.admin.audit import AuditFilter, read_audit
-from dispatchers.admin.bulk import BulkDecision
-from dispatchers.admin.entry_filter import Filter
-from dispatchers.admin.proposals import VALID_FOR, Confirmed
-from dispatchers.admin.proposed import ENTRIES_LISTED, Proposal, read_proposal, read_proposals
+from dispatchers.admin.decide import proposals
+from dispatchers.admin.decide.audit import AuditFilter, read_audit
+from dispatchers.admin.decide.bulk import BulkDecision
+from dispatchers.admin.decide.proposals import VALID_FOR, Confirmed
+from dispatchers.admin.decide.proposed import ENTRIES_LISTED, Proposal, read_proposal, read_proposals
+from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, delete_old_decisions
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 

@@ -18,7 +18,7 @@ from support.restore import Address, Cluster, cluster, eventually, following, ma
 import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.admin.resume import FOREIGN
+from dispatchers.admin.decide.resume import FOREIGN
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from outbox.errors import ConfigurationError, Suspended
 from outbox.times import NEVER

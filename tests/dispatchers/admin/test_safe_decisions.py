@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatchers.admin.safe_decisions import offers
+from dispatchers.admin.decide.safe import offers
 from dispatchers.stored_outcome import KEY_CONFLICT
 from dispatchers.time_limits import FOREVER, Memory
 from outbox.times import NEVER

@@ -10,7 +10,7 @@ from support.entries import HOUR, age, put_one, queue_row, run_once, settlement_
 import outbox
 from dispatchers import FOREVER, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.time_limits import Window
 from outbox.keys import derive_tag, encode_native, key_fields
 

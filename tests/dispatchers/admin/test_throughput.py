@@ -13,7 +13,7 @@ from support.entries import dispatcher, put
 import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.throughput import percentile, read_throughput
+from dispatchers.admin.read.throughput import percentile, read_throughput
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
 from dispatchers.store.send_counts import KEPT_FOR
 from dispatchers.telemetry.measures import MAX_NAMES, OTHER

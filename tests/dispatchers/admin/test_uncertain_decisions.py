@@ -12,7 +12,7 @@ from support.entries import HOUR, age, change, put_one, queue_row, run_once, sta
 import outbox
 from dispatchers import Absent, CannotTell, Delivered, Delivery, Found, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.uncertain_decisions import look_up, send_again
+from dispatchers.admin.decide.uncertain import look_up, send_again
 from outbox.errors import DecisionRefused, InvalidValue
 
 DAY = timedelta(days=1)

@@ -17,8 +17,8 @@ from support.entries import age, dispatcher, put, until_true
 import outbox
 from dispatchers import Delivered, Limits, Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.destinations import read_destinations
-from dispatchers.admin.waiting_reasons import why_waiting
+from dispatchers.admin.read.destinations import read_destinations
+from dispatchers.admin.read.waiting_reasons import why_waiting
 from dispatchers.store.heartbeats import DispatcherSeen
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -27,7 +27,7 @@ from support.entries import (
 import outbox
 from dispatchers import Dispatcher, KeyConflict, Operations, Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import cancel, resolve
+from dispatchers.admin.decide.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
 from dispatchers.store.callback_registry import forget
 from dispatchers.store.database import DatabaseStore

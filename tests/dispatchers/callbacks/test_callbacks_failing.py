@@ -27,7 +27,7 @@ from support.entries import (
 import outbox
 from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, time_limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import cancel
+from dispatchers.admin.decide.decisions import cancel
 from dispatchers.callbacks import Settlement
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, RetryCallback, Settle

@@ -12,7 +12,7 @@ from support.entries import put_one, queue_row, states
 import outbox
 from dispatchers import Completed, Delivered, KeyConflict, Rejected, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import resolve
+from dispatchers.admin.decide.decisions import resolve
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries, tombstone_records
 

@@ -15,7 +15,7 @@ from support.ordering import OrderedService, put_in_group, send_all
 import outbox
 from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause
+from dispatchers.admin.decide.decisions import pause
 from dispatchers.flow_control import fair_share
 from dispatchers.store import claims_plain
 from dispatchers.store import fair_share as store_fair_share

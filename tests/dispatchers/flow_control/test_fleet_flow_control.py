@@ -14,7 +14,7 @@ from support.fleet import TICK, Slow, delivered, fleet, run_until, urls
 import outbox
 from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause, resume
+from dispatchers.admin.decide.decisions import pause, resume
 from outbox.hints import hint_at_once
 
 

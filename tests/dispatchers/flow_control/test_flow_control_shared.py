@@ -46,7 +46,7 @@ from support.late_answers import begun_and_held
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause, resume
+from dispatchers.admin.decide.decisions import pause, resume
 from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
 

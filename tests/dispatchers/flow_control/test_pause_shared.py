@@ -15,7 +15,7 @@ from support.lookups import awaiting_lookup
 import outbox
 from dispatchers import Absent, CannotTell, Deferred, Delivered, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause, resume
+from dispatchers.admin.decide.decisions import pause, resume
 from dispatchers.delivery import Finding
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Survey

@@ -30,7 +30,7 @@ from support.entries import (
 import outbox
 from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause, resume
+from dispatchers.admin.decide.decisions import pause, resume
 from dispatchers.flow_control.state import PERMITS_WAIT, FlowUpdate, News, Taken, on_record
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange

@@ -16,7 +16,7 @@ from support.lookups import QUIET, keyless
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decisions import pause
+from dispatchers.admin.decide.decisions import pause
 from dispatchers.pipeline import activity_log
 from dispatchers.telemetry.events import Activity, Attempt, Backlog, Event, Levels
 from outbox.errors import ConfigurationError

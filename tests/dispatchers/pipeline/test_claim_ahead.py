@@ -13,7 +13,7 @@ from support.entries import dispatcher, pumping, put, until_true
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.pipeline import send_queue
 from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.scheduler import Scheduler

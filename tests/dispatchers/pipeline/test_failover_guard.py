@@ -21,7 +21,7 @@ from support.late_answers import begun_and_held
 import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.store import database_identity as store_identity

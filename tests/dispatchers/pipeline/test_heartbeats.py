@@ -20,7 +20,7 @@ from support.entries import age, dispatcher, put, put_one, run_once, states
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.dispatchers import differences, is_served
+from dispatchers.admin.read.dispatchers import differences, is_served
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
 from dispatchers.store.heartbeats import BEAT_SECONDS, KEPT_FOR, LIVE_FOR, DispatcherSeen
 from outbox.errors import SchemaError

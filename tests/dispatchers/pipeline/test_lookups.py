@@ -24,7 +24,7 @@ from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.times import NEVER

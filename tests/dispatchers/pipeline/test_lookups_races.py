@@ -25,7 +25,7 @@ from support.lookups import QUIET, awaiting_lookup, decide_on, keyless, look_up
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.decide_lookup import MAX_CRASHES
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle

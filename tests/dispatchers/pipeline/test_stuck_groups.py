@@ -13,7 +13,7 @@ from support.verify import broken_rules
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store import stuck_groups
 from dispatchers.store.database import DatabaseStore
 from outbox.errors import DecisionRefused, EntryNotFound

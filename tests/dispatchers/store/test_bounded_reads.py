@@ -20,14 +20,14 @@ from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
 import outbox
 from dispatchers import Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import doctor
-from dispatchers.admin import entries as admin
-from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted
-from dispatchers.admin.entry_pages import Place
-from dispatchers.admin.groups import list_groups, read_group
-from dispatchers.admin.requests import RequestFilter, list_requests, read_request
-from dispatchers.admin.search import find
-from dispatchers.admin.summary import read_summary
+from dispatchers.admin.check import doctor
+from dispatchers.admin.read import entries as admin
+from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWanted
+from dispatchers.admin.read.entry_pages import Place
+from dispatchers.admin.read.groups import list_groups, read_group
+from dispatchers.admin.read.requests import RequestFilter, list_requests, read_request
+from dispatchers.admin.read.search import find
+from dispatchers.admin.read.summary import read_summary
 from dispatchers.callbacks import Calls
 from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.maintenance.jobs import report_gauges, report_lag

@@ -15,7 +15,7 @@ ALLOWED = {
     "steady_clock.py": {"steady_clock", "_STEADY"},
     "store/claims_plain.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
     "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
-    "admin/doctor.py": {"_clock"},  # compares our clock with the database's
+    "admin/check/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/proposals.py": {"propose"},  # its id is chance; its time is the database's
     "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's
     "adapters/retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer has none

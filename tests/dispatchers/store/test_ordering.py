@@ -14,7 +14,7 @@ from support.ordering import BUSY, OrderedService, decide, put_in_group, send_al
 import outbox
 from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.session import flush_all

@@ -11,7 +11,7 @@ from support.ordering import BUSY, OrderedService, blocked, decide, put_in_group
 
 import outbox
 from dispatchers import Absent, CannotTell, KeyConflict, Outcome, Rejected
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, Settle
 from outbox.sql.dialect import clock

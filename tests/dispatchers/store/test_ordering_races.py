@@ -32,7 +32,7 @@ from support.ordering import OrderedService, blocked, put_in_group, send_all, st
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
+from dispatchers.admin.decide import decisions
 from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out

@@ -12,9 +12,9 @@ from support.examples import divided
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.entries import list_entries, read_entry
-from dispatchers.admin.entry_filter import WAITING_STATES, Filter
-from dispatchers.admin.overview import read_overview
+from dispatchers.admin.read.entries import list_entries, read_entry
+from dispatchers.admin.read.entry_filter import WAITING_STATES, Filter
+from dispatchers.admin.read.overview import read_overview
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 

@@ -180,7 +180,7 @@ def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
 def test_a_stored_decision_is_kept_while_no_adapter_here_serves_the_entry(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    from dispatchers.admin import decisions
+    from dispatchers.admin.decide import decisions
 
     id = put_one(database, ob, "crm.tenants.merge")
     with database.engine.begin() as connection:

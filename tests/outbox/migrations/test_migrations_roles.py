@@ -16,8 +16,8 @@ from support.roles import As, refused, the_dashboard_shows_entries_without_their
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.doctor import Context, diagnose
-from dispatchers.admin.overview import read_overview
+from dispatchers.admin.check.doctor import Context, diagnose
+from dispatchers.admin.read.overview import read_overview
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations

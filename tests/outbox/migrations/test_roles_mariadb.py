@@ -15,10 +15,10 @@ from support.roles import KINDS, As, the_dashboard_shows_entries_without_their_c
 import outbox
 from dispatchers import Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.again import again
-from dispatchers.admin.audit import read_audit
-from dispatchers.admin.payloads import reveal
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide.again import again
+from dispatchers.admin.decide.audit import read_audit
+from dispatchers.admin.decide.payloads import reveal
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations

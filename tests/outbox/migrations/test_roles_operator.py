@@ -12,11 +12,11 @@ from support.roles import HONEST, NEW_ENTRY, As, refused
 import outbox
 from dispatchers import Delivered, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin import decisions
-from dispatchers.admin.again import again
-from dispatchers.admin.audit import read_audit
-from dispatchers.admin.entries import read_entry
-from dispatchers.admin.payloads import reveal
+from dispatchers.admin.decide import decisions
+from dispatchers.admin.decide.again import again
+from dispatchers.admin.decide.audit import read_audit
+from dispatchers.admin.decide.payloads import reveal
+from dispatchers.admin.read.entries import read_entry
 from outbox import migrations
 from outbox.sql.identifiers import quoted
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import datetime
 
-from dispatchers.admin.resume import RESUMING
+from dispatchers.admin.decide.resume import RESUMING
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck, bounds, is_due, suspicion
 from outbox.times import MICROSECOND
 from simulation.reference_rows import Event, Meta, Refused, Row, Tables

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dispatchers.admin.verify import verify
+from dispatchers.admin.check.verify import verify
 from outbox.keys import ParentKey, parent_id
 from simulation.app import OUTBOX
 from simulation.database import ENV

@@ -1,0 +1,1 @@
+"""What is wrong: `doctor` checks the environment and the load, `verify` the rows."""

@@ -1,0 +1,1 @@
+"""What an operator decides, with the rules of each decision and its record in the audit log."""

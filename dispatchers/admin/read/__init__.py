@@ -1,0 +1,1 @@
+"""What an operator reads: entries, groups, requests, destinations, dispatchers and counts."""

@@ -1,0 +1,332 @@
+"""The read side for operators: queue health by destination, and entries that make no progress.
+
+Every function takes a Connection and reads with it, in its current transaction.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
+
+from dispatchers.admin.read.dispatchers import Difference, differences, is_served, live
+from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.queries import RELEASED_WITHIN, destination_names, unreadable
+from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
+from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.ordering import is_blocked
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+MAX_BLOCKED_GROUPS = 100
+MAX_OVERDUE_LEASES = 100
+MAX_UNSERVED = 1000
+"""How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
+MAX_MARKED_READ = 1000
+"""How many due entries at each end of a destination's queue are searched for those."""
+MAX_UNSERVED_OPERATIONS = 10
+MAX_UNREGISTERED_DESTINATIONS = 20
+"""Of how many destinations, those that have waited longest, the operations are compared with what the dispatchers serve."""
+
+LONG_OVER = timedelta(minutes=1)
+"""After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationOverview:
+    """What waits for one destination.
+
+    states: how many entries are in each state, without the decided ones. decided: how many are not sent any more, because their
+        end is stored; a dispatcher has yet to settle them. suspended: how many an operator or a check suspended. blocked: how
+        many wait for an earlier entry of their ordering group.
+    oldest_due_seconds: for how long the oldest one has waited that could be claimed now; None if there is none.
+    """
+
+    name: str
+    states: dict[str, int]
+    decided: int
+    suspended: int
+    blocked: int
+    oldest_due_seconds: float | None
+    paused: bool
+    paused_reason: str | None
+    cooldown_until: datetime | None
+    breaker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedGroup:
+    """An ordering group that is blocked until an operator releases it."""
+
+    ordering_key: str
+    entry_id: UUID
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueLease:
+    """An entry whose lease expired long ago and that no dispatcher has claimed since.
+
+    No dispatcher serves it, or none is running; or a transaction that does not end has locked its row. over_seconds: for how
+    long its lease has been over.
+    """
+
+    id: UUID
+    destination: str
+    over_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """An operation whose entries wait because no dispatcher that claimed them serves it.
+
+    entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `MAX_UNSERVED` due
+    entries of a destination are counted. reason: why a dispatcher has released one of them.
+    """
+
+    operation: str
+    destination: str
+    entries: int
+    has_more: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unregistered:
+    """An operation of due entries that no live dispatcher has registered. entries, has_more: as of `Unserved`."""
+
+    operation: str
+    destination: str
+    entries: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastResume:
+    """Who resumed sending after a failover or a restore, and why."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The outbox at one moment of the database's clock.
+
+    overdue: the leases that are long over, the oldest first. unserved: the operations that no one has served for a while; None
+    for a role that may not read why entries wait. dispatchers: the live ones, and those that died within the last hour.
+    unregistered: the operations that no live dispatcher has registered; empty if none is live. suspended_reason: why sending is
+    suspended, if it is.
+    """
+
+    at: datetime
+    destinations: list[DestinationOverview]
+    uncertain: int
+    decided: int
+    suspended: int
+    blocked: int
+    blocked_groups: list[BlockedGroup]
+    overdue: list[OverdueLease]
+    unserved: list[Unserved] | None
+    dispatchers: list[DispatcherSeen]
+    differences: list[Difference]
+    unregistered: list[Unregistered]
+    suspended_reason: str | None
+    resumed: LastResume | None
+
+
+def read_overview(connection: Connection, tables: Tables) -> Overview:
+    """Count what has not ended, for each destination. Reads the queue from end to end."""
+    now = database_now(connection)
+    destinations = _destinations(connection, tables, now)
+    dispatchers = read_dispatchers(connection, tables, now)
+    blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(MAX_BLOCKED_GROUPS)
+    meta = connection.execute(select(tables.meta)).one_or_none()
+    return Overview(
+        at=now,
+        destinations=destinations,
+        uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
+        decided=sum(destination.decided for destination in destinations),
+        suspended=sum(destination.suspended for destination in destinations),
+        blocked=sum(destination.blocked for destination in destinations),
+        blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
+        overdue=_overdue(connection, tables, now),
+        unserved=read_unserved(connection, tables, now),
+        dispatchers=dispatchers,
+        differences=differences(dispatchers),
+        unregistered=read_unregistered(connection, tables, now, dispatchers, _lags(destinations)),
+        suspended_reason=meta.suspended_reason if meta is not None else None,
+        resumed=None
+        if meta is None or meta.resumed_at is None
+        else LastResume(at=meta.resumed_at, by=meta.resumed_by, reason=meta.resumed_reason),
+    )
+
+
+def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[OverdueLease]:
+    queue = tables.queue
+    over = select(queue.c.id, queue.c.destination, queue.c.lease_until).where(queue.c.lease_until < now - LONG_OVER)
+    oldest = over.order_by(queue.c.lease_until).limit(MAX_OVERDUE_LEASES)
+    return [
+        OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
+        for row in connection.execute(oldest)
+    ]
+
+
+def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
+    """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
+    if unreadable(connection, [tables.queue.c.outcome]):
+        return None
+    marked = _marked(connection, tables, now)
+    kinds = _kinds(connection, tables, marked)
+    reasons = {(marked[id].destination, *kind): _reason(marked[id].outcome) for id, kind in kinds.items()}
+    waiting: Counter[tuple[Any, ...]] = Counter()
+    full = set()
+    for destination in {destination for destination, *_ in reasons}:
+        first = _first_due(connection, tables, destination, now)
+        waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
+        full |= {destination} if len(first) == MAX_UNSERVED else set()
+    waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
+    operations = [
+        Unserved(destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] in full, reason=reason)
+        for kind, reason in reasons.items()
+    ]
+    return sorted(operations, key=lambda one: (-one.entries, one.operation))[:MAX_UNSERVED_OPERATIONS]
+
+
+def _reason(outcome: str) -> str:
+    try:
+        return read_outcome(outcome).reason or ""
+    except MalformedOutcome:  # `outbox verify` reports it
+        return ""
+
+
+def read_unregistered(
+    connection: Connection,
+    tables: Tables,
+    now: datetime,
+    dispatchers: Sequence[DispatcherSeen],
+    lags: Mapping[str, timedelta],
+) -> list[Unregistered]:
+    """What no live dispatcher has registered, if one is live. lags: how long the oldest due entry of a destination has waited.
+
+    Only what has waited for a while counts: an older release's process, which has no heartbeat, may serve it.
+    """
+    if not live(dispatchers):
+        return []
+    waiting = sorted((name for name, lag in lags.items() if lag > LONG_OVER), key=lambda name: -lags[name])
+    found = []
+    for destination in waiting[:MAX_UNREGISTERED_DESTINATIONS]:
+        first = _first_waiting(connection, tables, destination, now)
+        counts = Counter(operation for operation, *_ in _kinds(connection, tables, first).values())
+        found += [
+            Unregistered(
+                operation=operation, destination=destination, entries=count, has_more=len(first) == MAX_UNSERVED
+            )
+            for operation, count in counts.items()
+            if not is_served(operation, dispatchers)
+        ]
+    return sorted(found, key=lambda one: (-one.entries, one.operation))[:MAX_UNSERVED_OPERATIONS]
+
+
+def _lags(destinations: Sequence[DestinationOverview]) -> dict[str, timedelta]:
+    return {
+        each.name: timedelta(seconds=each.oldest_due_seconds)
+        for each in destinations
+        if each.oldest_due_seconds is not None
+    }
+
+
+def _first_waiting(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
+    """Those due for a while, also if a dispatcher has released them since."""
+    queue = tables.queue
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    due = queue.c.due_at <= now + RELEASED_WITHIN, since < now - LONG_OVER
+    waiting = select(queue.c.id).where(queue.c.destination == destination, *due, _is_free(queue))
+    return connection.execute(waiting.order_by(queue.c.due_at).limit(MAX_UNSERVED)).scalars().all()
+
+
+def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
+    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while.
+
+    Of each destination the first due ones and the last are read, by the index: a released entry is due again within seconds, and
+    while a backlog waits it comes after all of it.
+    """
+    read_by_index(connection)
+    names = connection.execute(select(destination_names(tables).c.name)).scalars()
+    found: dict[UUID, Any] = {}
+    for name in names:
+        if name is not None and len(found) < MAX_UNSERVED:
+            for row in connection.execute(_marked_of(tables.queue, name, now)):
+                found[row.id] = row
+    return found
+
+
+def _marked_of(queue: Table, destination: str, now: datetime) -> Select[Any]:
+    names = ("id", "destination", "outcome", "waiting_since", "due_at", "lease_token", "suspended_reason")
+    columns = [queue.c[name] for name in names]
+    due = select(*columns).where(queue.c.destination == destination, queue.c.due_at <= now + RELEASED_WITHIN)
+    ends = [due.order_by(order).limit(MAX_MARKED_READ).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
+    either = union(*map(select, ends)).subquery()
+    since = func.coalesce(either.c.waiting_since, either.c.due_at)
+    marked = either.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
+    return select(either).where(marked, _is_free(either))
+
+
+def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
+    queue = tables.queue
+    due = select(queue.c.id).where(queue.c.destination == destination, queue.c.due_at <= now, _is_free(queue))
+    return connection.execute(due.order_by(queue.c.due_at).limit(MAX_UNSERVED)).scalars().all()
+
+
+def _is_free(queue: FromClause) -> ColumnElement[bool]:
+    return queue.c.lease_token.is_(None) & queue.c.suspended_reason.is_(None)
+
+
+def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, tuple[Any, ...]]:
+    """On what it depends whether a dispatcher serves an entry: its operation, its env, the release that wrote it."""
+    if not ids:
+        return {}
+    entry = tables.entry
+    found = select(entry.c.id, entry.c.operation, entry.c.env, entry.c.schema_version).where(entry.c.id.in_(ids))
+    return {id: tuple(kind) for id, *kind in connection.execute(found)}
+
+
+def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
+    queue = tables.queue
+    claimable = or_(queue.c.lease_until.is_(None), queue.c.lease_until < now)
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was released has waited all the same
+    counted = select(
+        queue.c.destination,
+        queue.c.state,
+        (func.count() - func.count(queue.c.known)).label("entries"),
+        func.count(queue.c.known).label("decided"),
+        func.count(queue.c.suspended_reason).label("suspended"),
+        func.count(case((is_blocked(queue), 1))).label("blocked"),
+        func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
+    ).group_by(queue.c.destination, queue.c.state)
+    rows: dict[str, list[Any]] = {}
+    for row in connection.execute(counted):
+        rows.setdefault(row.destination, []).append(row)
+    controls = {row.name: row for row in connection.execute(select(tables.destination))}
+    return [_destination(name, rows.get(name, []), controls.get(name), now) for name in sorted({*rows, *controls})]
+
+
+def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) -> DestinationOverview:
+    due = [row.oldest_due for row in rows if row.oldest_due is not None and row.oldest_due <= now]
+    return DestinationOverview(
+        name=name,
+        states={row.state: row.entries for row in rows if row.entries},
+        decided=sum(row.decided for row in rows),
+        suspended=sum(row.suspended for row in rows),
+        blocked=sum(row.blocked for row in rows),
+        oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
+        paused=control is not None and control.paused,
+        paused_reason=control.paused_reason if control is not None else None,
+        cooldown_until=None if control is None or (control.cooldown_until or now) <= now else control.cooldown_until,
+        breaker=control.breaker if control is not None else "closed",
+    )

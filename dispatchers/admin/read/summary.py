@@ -1,0 +1,82 @@
+"""The outbox at one moment, read within bounds however long the queue is: the dashboard's overview.
+
+`overview` counts every entry that waits, for `outbox status`; this counts up to a limit, and estimates above it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, case, func, select
+
+from dispatchers.admin.read.counts import Count, count_rows, planned_rows
+from dispatchers.admin.read.destinations import DestinationState, most_urgent, read_destinations
+from dispatchers.admin.read.dispatchers import Difference, differences
+from dispatchers.admin.read.throughput import Throughput, read_throughput
+from dispatchers.store.gauges import Gauge, read_gauges
+from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
+from outbox.sql.dialect import read_by_index
+from outbox.sql.schema import Tables, is_open
+
+MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds
+MAX_DOUBTFUL = 20_000
+"""So many entries that may have been sent are read to count the uncertain ones: some 20 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """waiting: entries that have not ended. states: of each destination, by state. blocked_groups: ordering groups that an
+    operator must release. accepted: requests that wait for their entries. suspended_reason: why sending is suspended, if it is.
+    destinations: the `most_urgent` ones of `destinations_in_all`.
+    """
+
+    at: datetime
+    suspended_reason: str | None
+    waiting: Count
+    uncertain: Count
+    blocked_groups: Count
+    accepted: Count
+    oldest_due_seconds: float | None
+    destinations: list[DestinationState]
+    destinations_in_all: int
+    states: dict[str, Gauge]
+    throughput: Throughput
+    dispatchers: list[DispatcherSeen]
+    differences: list[Difference]
+
+
+def read_summary(connection: Connection, tables: Tables) -> Summary:
+    """Reads some 70,000 rows of indexes at most."""
+    read_by_index(connection)
+    queue, record = tables.queue, tables.record
+    destinations = read_destinations(connection, tables)
+    dispatchers = read_dispatchers(connection, tables, destinations.at)
+    shown, states = most_urgent(destinations.destinations), read_gauges(connection, tables, MAX_STATES)
+    lags = [each.oldest_due_seconds for each in destinations.destinations if each.oldest_due_seconds is not None]
+    return Summary(
+        at=destinations.at,
+        suspended_reason=connection.execute(select(tables.meta.c.suspended_reason)).scalar_one_or_none(),
+        waiting=count_rows(connection, select(queue.c.id)),
+        uncertain=count_uncertain(connection, tables),
+        blocked_groups=count_rows(connection, select(tables.blocked_group.c.ordering_key)),
+        accepted=count_rows(connection, select(record.c.id).where(is_open(record, "accepted"))),
+        oldest_due_seconds=max(lags, default=None),
+        destinations=shown,
+        destinations_in_all=len(destinations.destinations),
+        states={each.name: states[each.name] for each in shown if each.name in states},
+        throughput=read_throughput(connection, tables),
+        dispatchers=dispatchers,
+        differences=differences(dispatchers),
+    )
+
+
+def count_uncertain(connection: Connection, tables: Tables) -> Count:
+    """By the index of what may have been sent: an outage leaves many more entries there that are sent again by themselves."""
+    read_by_index(connection)
+    queue = tables.queue
+    doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(MAX_DOUBTFUL).subquery()
+    is_uncertain = case(((doubtful.c.state == "uncertain") & doubtful.c.known.is_(None), 1))
+    rows, uncertain = connection.execute(select(func.count(), func.count(is_uncertain)).select_from(doubtful)).one()
+    if rows < MAX_DOUBTFUL:
+        return Count(value=uncertain, is_exact=True)
+    planned = planned_rows(connection, select(queue.c.id).where(queue.c.maybe_sent, queue.c.state == "uncertain"))
+    return Count(value=max(uncertain, planned), is_exact=False)

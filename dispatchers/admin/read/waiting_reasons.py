@@ -1,0 +1,71 @@
+"""Why entries of a destination that are due are not claimed. Pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from dispatchers.admin.read.dispatchers import live
+from dispatchers.flow_control.state import service_of
+from dispatchers.store.heartbeats import DispatcherSeen
+
+NO_DISPATCHER = "no dispatcher is live"
+UNSERVED = "no live dispatcher serves it"
+SUSPENDED = "sending is suspended"
+MAX_NAMED = 3
+
+_BUDGETS = {
+    "callbacks_at_once": "its callbacks take all that callbacks_at_once={value} allows",
+    "concurrency": "its concurrency is used up",
+    "max_in_flight": "max_in_flight={value} is used up",
+}
+
+
+def why_waiting(
+    name: str,
+    row: Any,
+    now: datetime,
+    dispatchers: Sequence[DispatcherSeen],
+    suspended: str | None,
+    *,
+    permits_taken: int,
+) -> str | None:
+    """Why nothing is claimed for destination `name`, apart from a pause, a cooldown and the breaker; None if nothing is known.
+
+    row: of the destination, or None. suspended: why sending is suspended, if it is. A budget counts only if it is used up in each
+    live dispatcher that serves the destination, when it last reported.
+    """
+    if suspended is not None:
+        return f"{SUSPENDED}: {suspended}"
+    running = live(dispatchers)
+    if not running:
+        return NO_DISPATCHER
+    serving = [each for each in running if not each.is_readable or _serves(each, name)]
+    if not serving:
+        return UNSERVED
+    if row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
+        return f"all {row.max_permits} permits of concurrency_in_all are in use"
+    if row is not None and row.rate_at is not None and row.rate_at > now:
+        return f"its rate of {row.rate_per_second:g}/s is used up"
+    budgets = {each.name: list(_used_up(each, name)) for each in serving}
+    if not all(budgets.values()):
+        return None
+    by_text: dict[str, list[str]] = {}
+    for dispatcher, texts in budgets.items():
+        for text in texts:
+            by_text.setdefault(text, []).append(dispatcher)
+    return "; ".join(f"{text} ({_named(names)})" for text, names in by_text.items())
+
+
+def _serves(dispatcher: DispatcherSeen, name: str) -> bool:
+    return any(operation.partition(".")[0] == service_of(name) for operation in dispatcher.operations)
+
+
+def _used_up(dispatcher: DispatcherSeen, name: str) -> Iterator[str]:
+    for setting, names in dispatcher.used_up.items():
+        if setting in _BUDGETS and (not names or name in names):
+            yield _BUDGETS[setting].format(value=dispatcher.settings.get(setting))
+
+
+def _named(dispatchers: Sequence[str]) -> str:
+    left = len(dispatchers) - MAX_NAMED
+    return ", ".join(dispatchers[:MAX_NAMED]) + (f" and {left} more" if left > 0 else "")
