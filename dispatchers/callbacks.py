@@ -14,8 +14,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Row, select
 from sqlalchemy.orm import Session, SessionTransaction
 
 from dispatchers.names import prefixes
@@ -26,8 +25,6 @@ from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, No
 from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response
 from outbox.session import ClaimedParent, OpenClaim, state_of
-from outbox.sql.dialect import CONFLICTS, sqlstate
-from outbox.sql.mariadb_settings import was_undone
 from outbox.status import EntryStatus, entries_of_request
 
 
@@ -324,38 +321,4 @@ def require_no_awaitable(answer: object) -> None:
         raise CallbackError(
             "a callback that is not an `async def` returned an awaitable: register the `async def` itself, or make its wrapper"
             " an `async def` too"
-        )
-
-
-def require_intact(connection: Connection, proof: Select[Any]) -> None:
-    """Raise unless the transaction would really commit. proof: finds a row in this transaction, and in none that began later.
-
-    A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
-    silent ROLLBACK. That the server has ended the connection, or the transaction in favour of another one, is no fault of the
-    callback's: that is raised as it is.
-    """
-    if connection.invalidated:
-        raise ConnectionError("the database ended the connection during the callback")
-    if not connection.in_transaction():
-        raise CallbackError(
-            "a callback must not roll back, and must not catch a failed flush without session.begin_nested(), because its"
-            " transaction also settles the entry. Raise an exception instead: the dispatcher then calls the callback again"
-        )
-    if was_undone(connection):  # MariaDB would commit what came after
-        raise CallbackError(
-            "a callback caught a statement's error, such as a deadlock, after which MariaDB had undone its transaction: let the"
-            " error through, and the dispatcher calls the callback again"
-        )
-    try:
-        found = connection.execute(proof).first()
-    except DBAPIError as error:
-        if connection.invalidated or sqlstate(error.orig) in CONFLICTS:
-            raise
-        raise CallbackError(
-            "a callback caught a statement's error, and its transaction can no longer commit: put the statement into"
-            " session.begin_nested()"
-        ) from error
-    if found is None:
-        raise CallbackError(
-            "a callback sent a ROLLBACK of its own, which has undone the settlement of the entry: raise an exception instead"
         )

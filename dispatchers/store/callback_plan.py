@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -19,10 +19,10 @@ from dispatchers.callbacks import (
     OnCompleted,
     begin_completed,
     prepare,
-    require_intact,
     require_no_awaitable,
 )
-from dispatchers.transitions import ClaimedEntry, End, Settle
+from dispatchers.store.own_transaction import begin, guarded, require_intact
+from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete
 from outbox.session import flush_all, hint_after_commit
@@ -30,14 +30,10 @@ from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 
 class Call(NamedTuple):
-    """A call of the app's function with the session and `argument`.
-
-    proof: see `require_intact`. failure: the exception class to raise if it fails.
-    """
+    """A call of the app's function with the session and `argument`. failure: the exception class to raise if it fails."""
 
     function: Function
     argument: Any
-    proof: Select[Any]
     failure: type[CallbackFailed] = CallbackFailed
 
 
@@ -54,13 +50,10 @@ def call_settled(
     calls: Calls,
 ) -> Calling:
     """Run the callback of the settled entry, and then the completion of its request if this was the last entry."""
-    tables = configuration.tables
-    rows, state = (tables.settlement, end.state) if isinstance(end, Settle) else (tables.queue, "uncertain")
-    proof = select(rows.c.id).where(rows.c.id == claimed.id, rows.c.state == state)
     if calls.ended is not None:
-        yield Call(calls.ended, prepare(connection, configuration, session, claimed, end), proof)
+        yield Call(calls.ended, prepare(connection, configuration, session, claimed, end))
     if calls.completed is not None and claimed.record_id is not None:
-        yield from call_completed(connection, configuration, session, claimed.record_id, calls.completed, proof)
+        yield from call_completed(connection, configuration, session, claimed.record_id, calls.completed)
     return True
 
 
@@ -70,14 +63,13 @@ def call_completed(
     session: Session,
     record_id: UUID,
     function: OnCompleted,
-    proof: Select[Any],
 ) -> Calling:
     """Store the final response of the accepted request, which `function` builds. Do nothing if an entry has not ended yet."""
     row = lock_complete(connection, configuration.tables, record_id)
     if row is None:
         return False
     completed: Completed = begin_completed(connection, configuration, session, row)
-    yield Call(function, completed, proof, CompletionFailed)
+    yield Call(function, completed, CompletionFailed)
     with named_failures(connection, CompletionFailed):
         response = completed.answer
     answer_accepted(connection, configuration.tables, row, response)
@@ -90,13 +82,15 @@ def call_at_once(session: Session, connection: Connection, call: Call, call_func
     call_function: calls it otherwise, as the app's framework asks for; see `AppTransactions.call`.
     """
     with named_failures(connection, call.failure):
-        if call_function is None:
-            answer = call.function(session, call.argument)
-        else:
-            answer = call_function(connection, call.function, session, call.argument)
-        require_no_awaitable(answer)
-        flush_all(session)
-        require_intact(connection, call.proof)
+        begin(connection)
+        with guarded(connection):
+            if call_function is None:
+                answer = call.function(session, call.argument)
+            else:
+                answer = call_function(connection, call.function, session, call.argument)
+            require_no_awaitable(answer)
+            flush_all(session)
+        require_intact(connection)
         hint_after_commit(session)
 
 

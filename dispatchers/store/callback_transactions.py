@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from dispatchers.callbacks import AppTransactions, CallbackOverdue, require_intact
+from dispatchers.callbacks import AppTransactions, CallbackOverdue
 from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
 from dispatchers.store.guards import Guards
+from dispatchers.store.own_transaction import begin as begin_own
+from dispatchers.store.own_transaction import discard_ended, guarded, require_intact
 from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.session import flush_all, hint_after_commit
@@ -212,8 +214,11 @@ class CallbackTransactions:
     def _on_own_engine(self) -> Iterator[tuple[Connection, Session]]:
         with self._engine.connect() as connection:
             leave_autocommit(connection)
-            with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
-                yield connection, session
+            try:
+                with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
+                    yield connection, session
+            finally:
+                discard_ended(connection)
 
     async def require_same_database(self) -> None:
         """Raise `ConfigurationError` if the app's transactions are in another database than the outbox. Compared once."""
@@ -236,8 +241,11 @@ class CallbackTransactions:
     async def _run_async(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         async with self._async_engine.connect() as connection:
             await connection.run_sync(leave_autocommit)
-            async with connection.begin():
-                return await self._call_async(run, connection, begin)
+            try:
+                async with connection.begin():
+                    return await self._call_async(run, connection, begin)
+            finally:
+                await connection.run_sync(discard_ended)
 
     async def _call_async(self, run: Run, connection: Any, begin: Callable[[Connection, Session], Calling]) -> bool:
         from sqlalchemy.ext.asyncio import AsyncSession  # an extra that every AsyncEngine needs
@@ -252,9 +260,11 @@ class CallbackTransactions:
                         await session.run_sync(call_at_once, sync_connection, call)
                         continue
                     with named_failures(sync_connection, call.failure):
-                        await call.function(session, call.argument)
-                        await session.run_sync(flush_all)
-                        await connection.run_sync(require_intact, call.proof)
+                        await connection.run_sync(begin_own)
+                        with guarded(sync_connection):
+                            await call.function(session, call.argument)
+                            await session.run_sync(flush_all)
+                        await connection.run_sync(require_intact)
                         await session.run_sync(hint_after_commit)
             return bool(call)
 

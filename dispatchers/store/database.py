@@ -201,7 +201,7 @@ class DatabaseStore:
 
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         def calling(connection: Connection, session: Session) -> Calling:
-            return call_completed(connection, self._configuration, session, record_id, function, select(1))
+            return call_completed(connection, self._configuration, session, record_id, function)
 
         return await self._callbacks.run(calling)
 

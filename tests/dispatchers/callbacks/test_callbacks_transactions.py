@@ -60,7 +60,7 @@ MISUSES = [
         "CallbackError: a callback must not commit: what it writes commits together with the settlement of the entry",
     ),
     (catch_a_failed_flush, ROLLED_BACK),
-    (send_a_rollback, "CallbackError: a callback sent a ROLLBACK of its own, which has undone the settlement"),
+    (send_a_rollback, "CallbackError: a callback must not send a COMMIT, a ROLLBACK or another statement"),
 ]
 
 

@@ -228,7 +228,7 @@ def roll_psycopg_back(session: Any, settlement: Settlement) -> None:
         (commit_the_session, "a callback must not commit"),
         (roll_the_session_back, "a callback must not roll back"),
         (commit_django, "raised TransactionManagementError"),
-        (roll_psycopg_back, "a callback sent a ROLLBACK of its own"),
+        (roll_psycopg_back, "a callback has ended its transaction itself"),
     ],
 )
 def test_no_callback_ends_the_transaction_or_leaves_it_half(
