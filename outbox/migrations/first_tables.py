@@ -278,6 +278,7 @@ def _history(make: Maker) -> None:
             "audit_kind",
             "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
         ),
+        make.check("audit_count", "count >= 0 AND (count = 1 OR kind IN ('entries', 'database'))"),
     )
     make.index("audit_at", "audit", ["at", "id"])
 

@@ -22,6 +22,9 @@ from outbox.times import NEVER
 # What a claim under a lease renews, ends and answers.
 OPEN_CLAIM = "lease_token, lease_until, state, status, body, headers, answered_at, replay_until, keep_until"
 
+DECIDED = "at, actor, action, kind, target, reason, count"
+"""What is written of a decision in the audit log; the database gives its id, and `guard_audit` its login."""
+
 APP = {
     "entry": "SELECT, INSERT",
     "queue": "SELECT, INSERT",  # `_guard_queue`
@@ -55,7 +58,7 @@ DISPATCHER = {
     "entry": "SELECT, INSERT, UPDATE (id), DELETE",
     "settlement": "SELECT, INSERT, UPDATE (id), DELETE",
     "event": "SELECT, INSERT, DELETE",
-    "audit": "SELECT, INSERT, UPDATE (id, count), DELETE",
+    "audit": f"SELECT, INSERT ({DECIDED}), UPDATE (id, count), DELETE",
     "proposal": "SELECT, INSERT, UPDATE, DELETE",
     "destination": "SELECT, INSERT, UPDATE, DELETE",
     "blocked_group": "SELECT, INSERT, UPDATE, DELETE",
@@ -76,7 +79,7 @@ OPERATOR = {
     "queue": "SELECT, INSERT, UPDATE (due_at, outcome, known, suspended_reason)",
     "settlement": "SELECT",
     "event": "SELECT, INSERT",
-    "audit": "SELECT, INSERT, UPDATE (count)",  # `guard_audit`
+    "audit": f"SELECT, INSERT ({DECIDED}), UPDATE (count)",  # `guard_audit`
     "proposal": "SELECT, INSERT, UPDATE (state, decided_by, decided_at)",
     "destination": "SELECT, INSERT, UPDATE",
     "blocked_group": "SELECT, DELETE",

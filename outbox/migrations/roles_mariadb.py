@@ -60,6 +60,8 @@ def _add(granted: Granted, text: str) -> None:
         rights, bracket, columns = part.partition(" (")
         *whole, last = rights.split(",")
         granted.whole.update(whole if bracket else [*whole, last])
+        if bracket and last == "INSERT":
+            columns = f"id,{columns}"  # INSERT ... RETURNING asks for it, of what it returns
         if bracket:
             granted.columns.setdefault(last, set()).update(columns.rstrip(")").split(","))
 

@@ -256,6 +256,10 @@ def audit(prefix: str) -> list[Any]:
             "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
             name=f"{prefix}audit_kind",
         ),
+        CheckConstraint(
+            "count >= 0 AND (count = 1 OR kind IN ('entries', 'database'))",
+            name=f"{prefix}audit_count",
+        ),
         # serves the audit log, newest first, and retention, oldest first
         Index(f"{prefix}audit_at", "at", "id"),
     ]

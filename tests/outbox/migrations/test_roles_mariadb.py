@@ -136,6 +136,7 @@ NOT_ALLOWED = {
         "DELETE FROM outbox_settlement",
         "UPDATE outbox_event SET reason = 'another'",
         "DELETE FROM outbox_audit",
+        "INSERT INTO outbox_audit (at, actor, action, kind, target, count, login) VALUES (NOW(), 'a', 'b', 'entry', 'x', 1, 'c')",
         "DELETE FROM outbox_kid",
     ),
 }

@@ -146,8 +146,8 @@ def test_only_those_who_enqueue_or_decide_may_cancel(as_role: As, ob: outbox.Out
 
 
 def test_the_audit_log_has_the_servers_clock_and_the_login(as_role: As, owners: Database) -> None:
-    forged = "INSERT INTO outbox_audit (at, actor, action, kind, target, count, login) VALUES"
-    forged += " ('2001-01-01', 'grace', 'cancel', 'entry', 'x', 1, 'grace')"
+    forged = "INSERT INTO outbox_audit (at, actor, action, kind, target, count) VALUES"
+    forged += " ('2001-01-01', 'grace', 'cancel', 'entries', 'x', 1)"
     operator, maintenance, sending = (as_role(kind) for kind in ("operator", "maintenance", "dispatcher"))
 
     operator.execute(sa.text(forged))
@@ -162,6 +162,24 @@ def test_the_audit_log_has_the_servers_clock_and_the_login(as_role: As, owners: 
         assert refused(role, "DELETE FROM outbox_audit")
     owners.execute(sa.update(TABLES.audit).values(at=sa.text("now() - interval '401 days'")))
     assert not refused(maintenance, "DELETE FROM outbox_audit")
+
+
+@pytest.mark.parametrize("kind", ["operator", "dispatcher"])
+@pytest.mark.parametrize(
+    ("columns", "values"),
+    [("id", "9"), ("login", "'grace'"), ("count", "-1"), ("count", "0"), ("count", "3000")],
+)
+def test_no_role_writes_an_id_a_login_or_an_odd_count(as_role: As, kind: str, columns: str, values: str) -> None:
+    """An id beyond the sequence's would let later decisions fail."""
+    given = {"at": "now()", "actor": "'ada'", "action": "'cancel'", "kind": "'entry'", "target": "'x'", "count": "1"}
+    given |= {columns: values}
+    statement = f"INSERT INTO outbox_audit ({', '.join(given)}) VALUES ({', '.join(given.values())})"
+
+    if columns == "count":
+        with pytest.raises(sa.exc.IntegrityError, match="outbox_audit_count"):
+            as_role(kind).execute(sa.text(statement))
+    else:
+        assert refused(as_role(kind), statement)
 
 
 def test_the_owner_restores_the_audit_log_as_it_was(as_role: As, owners: Database) -> None:
