@@ -36,6 +36,7 @@ class Cause(StrEnum):
     TLS_TIMED_OUT = "tls: handshake timed out"
     LOGIN_WANTED = "proxy: 407, it wants a login"
     NO_TUNNEL = "proxy: it opened no tunnel"
+    NO_USABLE_PROXY = "proxy: the environment's cannot be used"
     UNSUPPORTED_URL = "url: neither http:// nor https://, or without a host"
 
 

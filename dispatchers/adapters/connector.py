@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,6 +15,7 @@ from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.proxies import Proxies, Proxy
 from dispatchers.adapters.request_writer import Origin, Target, head_of
 from dispatchers.adapters.resolver import Address, Resolver
+from outbox.errors import ConfigurationError
 
 HAPPY_EYEBALLS_SECONDS: Final = 0.25  # until the next address of a host is also tried: RFC 8305, 5
 
@@ -32,16 +33,21 @@ class Connector:
         self._resolver = Resolver()
         self._proxies = Proxies(proxy)
 
+    def require(self, origins: Iterable[Origin]) -> None:
+        """Raise `ConfigurationError` if the environment names a proxy for one of these that cannot be used."""
+        for origin in origins:
+            self._proxies.of(origin)
+
     def named(self, target: Target) -> tuple[str, Sequence[tuple[str, str]]]:
         """The target in the request line, and the headers for the proxy. Plain HTTP uses no tunnel, so the proxy reads both."""
-        proxy = None if target.origin.scheme == "https" else self._proxies.of(target.origin)
+        proxy = None if target.origin.scheme == "https" else self._proxy(target.origin)
         return (target.path, ()) if proxy is None else (f"http://{target.host}{target.path}", proxy.headers)
 
     async def open(self, origin: Origin) -> Connection:
         """Open a connection. Raises only `httpx.ConnectError`, `httpx.ConnectTimeout` and `httpx.ProxyError`, whose text is one
         of `causes.WORDS`.
         """
-        proxy = self._proxies.of(origin)
+        proxy = self._proxy(origin)
         connection: Connection | None = None
         opened = False
         via = VIA_PROXY if proxy else ""
@@ -67,6 +73,12 @@ class Connector:
         finally:
             if connection is not None and not opened:
                 connection.abort()
+
+    def _proxy(self, origin: Origin) -> Proxy | None:
+        try:
+            return self._proxies.of(origin)
+        except ConfigurationError as error:  # of a service that `require` was not asked about
+            raise httpx.ProxyError(Cause.NO_USABLE_PROXY) from error
 
     async def _connect(self, origin: Origin) -> Connection:
         async with asyncio.timeout(self._seconds):

@@ -1,10 +1,12 @@
 """Through which proxy a service is reached: the one that was given, or the environment's."""
 
 import ipaddress
+import os
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.request import getproxies
 
 import httpx
@@ -41,30 +43,59 @@ class Proxy:
 class Proxies:
     """given: the proxy for all services. Without it, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY decide, which are read now.
 
-    Raises `ConfigurationError` for a URL that no proxy can have.
+    Raises `ConfigurationError` for a given URL that no proxy can have. One of the environment is refused for the services that
+    it concerns.
     """
 
     def __init__(self, given: str | None) -> None:
         self._given = None if given is None else Proxy.of(given, "proxy")
-        self._named = {} if given is not None else getproxies()
-        self._exceptions = self._named.get("no", "").replace(",", " ").lower().split()
-        self._by_scheme = {scheme: found for scheme in SCHEMES if (found := self._of_environment(scheme))}
+        named = {} if given is not None else {name: url.strip() for name, url in getproxies().items()}
+        self._exceptions = named.get("no", "").replace(",", " ").lower().split()
+        self._by_scheme = {scheme: found for scheme in SCHEMES if (found := _for_scheme(scheme, named))}
 
     def of(self, origin: Origin) -> Proxy | None:
-        """The proxy for this service; None for a direct connection, as always to this machine if the environment decides."""
+        """The proxy for this service; None for a direct connection, as always to this machine if the environment decides.
+
+        Raises `ConfigurationError` if the environment names a proxy for it that cannot be used.
+        """
         if self._given is not None or not self._by_scheme:
             return self._given
         found = self._by_scheme.get(origin.scheme)
-        if found is None or _is_loopback(origin.host):
+        if found is None or _is_loopback(origin.host) or any(_names(each, origin) for each in self._exceptions):
             return None
-        return None if any(_names(each, origin) for each in self._exceptions) else found
+        if isinstance(found, Unusable):
+            raise ConfigurationError(
+                f"{found.reason}. {origin} would be reached through it: give the adapter proxy='http://HOST:PORT', set"
+                f" {origin.scheme}_proxy, or reach the host without a proxy by NO_PROXY={origin.host}"
+            )
+        return found
 
-    def _of_environment(self, scheme: str) -> Proxy | None:
-        url = self._named.get(scheme) or self._named.get("all")
-        if not url:
-            return None
-        name = f"the environment's {scheme.upper()}_PROXY or ALL_PROXY"
+
+class Unusable(NamedTuple):
+    """A proxy of the environment that no adapter can use, and why."""
+
+    reason: str
+
+
+def _for_scheme(scheme: str, named: Mapping[str, str]) -> Proxy | Unusable | None:
+    """The environment's proxy for this scheme. A blank variable counts as unset."""
+    kind = scheme if named.get(scheme) else "all"
+    url = named.get(kind)
+    if not url:
+        return None
+    name = f"the environment's {_variable(kind)}"
+    if url.lower().startswith("socks"):
+        return Unusable(f"{name} is a SOCKS proxy, which the adapters cannot use")
+    try:
         return Proxy.of(url if "://" in url else f"http://{url}", name)
+    except ConfigurationError as error:
+        return Unusable(str(error))
+
+
+def _variable(kind: str) -> str:
+    """The name of the variable from which `getproxies` has it: in lower case, which counts first, or in upper case."""
+    name = f"{kind}_proxy"
+    return name if os.environ.get(name) else name.upper()
 
 
 def _names(exception: str, origin: Origin) -> bool:

@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 import httpx
 
+from outbox.errors import ConfigurationError
+
 PORTS: Final = {"http": 80, "https": 443}
 OURS: Final = frozenset({"accept-encoding", "content-length", "host", "transfer-encoding"})
 WITH_CONTENT: Final = frozenset(
@@ -49,6 +51,14 @@ class Target(NamedTuple):
             raise httpx.UnsupportedProtocol("the URL must begin with http:// or https://, and name a host")
         origin = Origin(url.scheme, url.raw_host.decode("ascii"), url.port or PORTS[url.scheme])
         return cls(url, origin, url.netloc.decode("ascii"), url.raw_path.decode("ascii"))
+
+
+def origin_of(url: str) -> Origin:
+    """Raises `ConfigurationError`, which does not show the URL."""
+    try:
+        return Target.of(httpx.URL(url)).origin
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ConfigurationError("the service's URL is malformed (it is not shown)") from error
 
 
 class Echo(NamedTuple):

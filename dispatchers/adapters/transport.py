@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -81,8 +81,8 @@ class Transport:
     max_answer_bytes: how many bytes of a body are read.
     tls: by default the environment's authorities, or httpx's.
     proxy: the URL of a proxy; by default the environment's, see `Proxies`.
+    origins: the services whose proxy is checked now.
     transport: replaces real connections in tests; it is not closed.
-
     reuse: False for a connection of its own for each request. Then no answer can belong to another request.
 
     Each request in flight has its own connection. A connection is used again only 10 ms to 1.5 s after an answer that ended
@@ -100,6 +100,7 @@ class Transport:
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
         reuse: bool = True,
+        origins: Iterable[Origin] = (),
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
@@ -118,6 +119,8 @@ class Transport:
             tls=self._tls,
             proxy=proxy,
         )
+        if transport is None:
+            self._connector.require(origins)
         self._reuse = reuse
         self._belonging = Belonging()
         self._pool = ConnectionPool(self._belonging)

@@ -110,6 +110,9 @@ SERVICE = Origin("https", "crm.example.com", 443)
         ({"ALL_PROXY": "https://p:1"}, SERVICE, "https://p:1"),
         ({"HTTP_PROXY": "http://p:1"}, SERVICE, None),
         ({"HTTP_PROXY": "http://p:1"}, Origin("http", "crm.example.com", 80), "http://p:1"),
+        ({"all_proxy": "http://p:1"}, SERVICE, "http://p:1"),
+        ({"HTTPS_PROXY": "  ", "ALL_PROXY": "http://p:1"}, SERVICE, "http://p:1"),
+        ({"HTTPS_PROXY": "  "}, SERVICE, None),
         ({"ALL_PROXY": "http://p:1"}, Origin("http", "127.0.0.1", 80), None),
         ({"ALL_PROXY": "http://p:1"}, Origin("http", "localhost", 80), None),
         ({"ALL_PROXY": "http://p:1"}, Origin("https", "::1", 443), None),
@@ -154,8 +157,72 @@ def test_a_proxy_that_cannot_be_is_refused_and_not_shown(url: str, monkeypatch: 
         HttpAdapter(base_url="https://crm.test", proxy=url)
     if "://" in url:
         monkeypatch.setenv("HTTPS_PROXY", url)
-        with pytest.raises(ConfigurationError, match=r"^the environment's HTTPS_PROXY or ALL_PROXY must be a URL"):
+        with pytest.raises(
+            ConfigurationError, match=r"^the environment's HTTPS_PROXY (must be a URL|is a SOCKS proxy)"
+        ):
             HttpAdapter(base_url="https://crm.test")
+
+
+@pytest.mark.parametrize("variable", ["all_proxy", "ALL_PROXY", "https_proxy", "HTTPS_PROXY"])
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h", "SOCKS4"])
+def test_a_socks_proxy_is_refused_for_the_services_that_it_concerns(
+    variable: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, f"{scheme}://name:secret@proxy.test:1080")
+    makers: list[Callable[[], Any]] = [
+        lambda: HttpAdapter(base_url="https://crm.test"),
+        lambda: HttpAdapter(origins=["https://localhost", "https://crm.test"]),
+        lambda: StripeAdapter(api_key=API_KEY),
+        lambda: RestateAdapter("https://restate.test", target="mail/{operation}"),
+    ]
+
+    for make in makers:
+        with pytest.raises(ConfigurationError) as refused:
+            make()
+        said = str(refused.value)
+        assert said.startswith(
+            f"the environment's {variable} is a SOCKS proxy, which the adapters cannot use. https://"
+        )
+        assert "give the adapter proxy='http://HOST:PORT', set https_proxy" in said
+        assert "NO_PROXY=" in said
+        assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"all_proxy": "socks5://p:1", "NO_PROXY": "crm.test"},
+        {"all_proxy": "socks5://p:1", "HTTPS_PROXY": "http://p:1"},
+        {"HTTP_PROXY": "socks5://p:1"},
+        {"HTTPS_PROXY": "  "},
+        {"HTTPS_PROXY": " http://p:1\n"},
+        {"all_proxy": "", "ALL_PROXY": "socks5://p:1"},
+    ],
+    ids=str,
+)
+def test_a_proxy_that_does_not_concern_the_service_or_is_blank_is_left_alone(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    HttpAdapter(base_url="https://crm.test")
+
+
+def test_a_socks_proxy_concerns_neither_this_machine_nor_a_given_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5://p:1")
+
+    HttpAdapter(base_url="http://127.0.0.1:8080")
+    HttpAdapter(base_url="https://crm.test", proxy="http://p:1")
+    HttpAdapter(base_url="https://crm.test", transport=httpx.MockTransport(lambda request: httpx.Response(200)))
+
+
+def test_a_service_that_was_not_named_at_the_start_is_not_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5://p:1")
+    transport = Transport(timeout=SECOND)
+
+    with pytest.raises(httpx.ProxyError, match=Cause.NO_USABLE_PROXY):
+        asyncio.run(transport.send(httpx.Request("POST", "https://files.test")))
 
 
 def test_a_proxy_for_the_sdk_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

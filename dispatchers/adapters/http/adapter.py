@@ -129,6 +129,7 @@ class HttpAdapter(Adapter):
             tls=for_http(tls),
             proxy=proxy,
             reuse=reuse,
+            origins=self._service.origins,
             transport=transport,
         )
         self.window = window

@@ -27,7 +27,7 @@ import httpx
 import stripe
 
 from dispatchers.adapters.credentials import Credentials
-from dispatchers.adapters.request_writer import Echo, Outgoing, Target
+from dispatchers.adapters.request_writer import Echo, Outgoing, Target, origin_of
 from dispatchers.adapters.stripe.lookup import MARK, MAX_METADATA_KEYS, Unlistable, Wanted, find_effect
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
@@ -101,13 +101,19 @@ class StripeAdapter(Adapter):
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
         self._credentials = Credentials([api_key])
+        addresses = _everywhere(base_url)
         self._transport = Transport(
-            timeout=timeout, tls=for_http(tls, stripe.ca_bundle_path), proxy=proxy, reuse=reuse, transport=transport
+            timeout=timeout,
+            tls=for_http(tls, stripe.ca_bundle_path),
+            proxy=proxy,
+            reuse=reuse,
+            origins=[origin_of(base_url or stripe.DEFAULT_API_BASE)],
+            transport=transport,
         )
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=self.api_version,
-            base_addresses=_everywhere(base_url),
+            base_addresses=addresses,
             max_network_retries=0,
             http_client=_Client(self._transport, echoes=base_url is None),
         )

@@ -22,6 +22,7 @@ from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.causes import nothing_sent
 from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.adapters.request_writer import origin_of
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.transport import HEADER_VALUE, NEVER_SENT, Answer, Transport
 from dispatchers.adapters.trust import Tls, for_http
@@ -98,7 +99,14 @@ class RestateAdapter(PlacesAdapter):
                 _path(each, ConfigurationError)
         self._ingress = ingress.rstrip("/")
         self._credentials = credentials_of(self._headers, [ingress])
-        self._transport = Transport(timeout=timeout, tls=for_http(tls), proxy=proxy, reuse=reuse, transport=transport)
+        self._transport = Transport(
+            timeout=timeout,
+            tls=for_http(tls),
+            proxy=proxy,
+            reuse=reuse,
+            origins=[origin_of(ingress)],
+            transport=transport,
+        )
         self.window = self._window = window
         self.timeout = timeout
         self.max_attempts = max_attempts
