@@ -102,7 +102,7 @@ def _after_attempt(entry: ClaimedEntry, change: Retry | MarkUncertain | AwaitLoo
 def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
     end, known = change.end, _known(change.end)
     return _as_it_was(entry)._replace(
-        state="uncertain" if known.state == "uncertain" else "retry",
+        state="uncertain" if known.state == "uncertain" or _is_resolved(entry, known) else "retry",
         delay=change.delay,
         attempts=end.attempts,
         uncounted=0,  # proof may arrive twice, and would be subtracted twice
@@ -133,19 +133,20 @@ def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
 def _state_before(entry: ClaimedEntry) -> str:
     """The entry's state before the claim, which overwrote it: derived from what else is stored."""
     known, lookup = entry.outcome.known, entry.outcome.lookup
-    # Only an operator's decision has no number of attempts.
-    is_resolved = known is not None and known.attempts is None and known.state != "cancelled"
-    has_callback_due = known is not None and known.state == "uncertain"
-    if entry.maybe_sent and (is_resolved or has_callback_due):
+    if known is not None and (_is_resolved(entry, known) or (entry.maybe_sent and known.state == "uncertain")):
         return "uncertain"
     if lookup is not None:
         return "uncertain" if lookup.inconclusive else "retry"
     return "pending" if entry.deliveries == 1 else "retry"
 
 
+def _is_resolved(entry: ClaimedEntry, known: Known) -> bool:
+    """Whether an operator has resolved it while it was uncertain. Only an operator's decision has no number of attempts."""
+    return entry.maybe_sent and known.attempts is None and known.state != "cancelled"
+
+
 def _known(end: End) -> Known:
     if isinstance(end, Settle):
-        return Known(
-            state=end.state, attempts=end.attempts, result=end.result, reason=end.reason, looked_up=end.looked_up
-        )
+        attempts = None if end.decided else end.attempts
+        return Known(state=end.state, attempts=attempts, result=end.result, reason=end.reason, looked_up=end.looked_up)
     return Known(state="uncertain", attempts=end.attempts, reason=end.reason, stored=end.stored)

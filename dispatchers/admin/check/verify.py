@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, Select, exists, func, select
 
-from dispatchers.admin.check.verify_rules import RULES, Query
+from dispatchers.admin.check.verify_rules import RULES, Query, may_be_forgotten
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
@@ -126,14 +126,18 @@ def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known
     """Whether the history has a decision, or the failure of a callback. It has no line for a callback that has not run yet, or
     that another process has.
     """
-    event = tables.event.c
+    event, entry = tables.event.c, tables.entry.c
     if known.attempts is None:
         by_event = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
     elif reason.startswith(f"{known.state}, but "):
         by_event = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
     else:
         return True
-    return bool(connection.execute(select(exists().where(event.entry_id == id, *by_event))).scalar_one())
+    explained = exists().where(event.entry_id == id, *by_event)
+    if known.state == "delivered":
+        created_at = select(entry.created_at).where(entry.id == id).scalar_subquery()
+        explained = explained | may_be_forgotten(tables, created_at)
+    return bool(connection.execute(select(explained)).scalar_one())
 
 
 # --- ids and keys, which only the library can derive

@@ -59,6 +59,14 @@ def _proved_absent(tables: Tables, id: Any) -> Any:
     return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
 
 
+def may_be_forgotten(tables: Tables, created_at: Any) -> Any:
+    """Whether the database was restored since then. Success that was proved before may then be stored without its history: a
+    dispatcher brought it from a claim that the restored database does not contain.
+    """
+    meta = tables.meta.c
+    return exists().where(or_(meta.suspended_reason.is_not(None), meta.resumed_at >= created_at))
+
+
 def _progress(tables: Tables) -> Any:
     waiting, ended = (
         select(table.c.id, table.c.deliveries, table.c.attempts, table.c.key_epoch)
@@ -158,12 +166,10 @@ def _its_turn(tables: Tables) -> Iterator[Query]:
 
 @_rule("attempt count", "an entry is not sent more often than it was claimed, and its history has no other claims")
 def _counted(tables: Tables) -> Iterator[Query]:
-    rows, entry, event, meta = _progress(tables), tables.entry, tables.event, tables.meta
+    rows, entry, event = _progress(tables), tables.entry, tables.event
     text = _text("has ", rows.c.attempts, " attempts, but was claimed only ", rows.c.deliveries, " times")
-    # After a restore, proof of success may come from a claim that the restored database does not contain.
-    forgot = exists().where(or_(meta.c.suspended_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
     counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
-    yield counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
+    yield counted.where(rows.c.attempts > rows.c.deliveries, ~may_be_forgotten(tables, entry.c.created_at))
     last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
     text = _text("has delivery ", last, " in its history, but was claimed only ", rows.c.deliveries, " times")
     yield select(rows.c.id, text).where(last > rows.c.deliveries)
@@ -212,10 +218,12 @@ def _is_explained(tables: Tables) -> Any:
     kept = exists().where(mine, event.c.kind == "attempt", event.c.reason.startswith("delivered, but "))
     decided = exists().where(mine, event.c.kind == "decision", event.c.reason == reason)
     verdict = _last_verdict(tables)
+    created_at = select(tables.entry.c.created_at).where(tables.entry.c.id == settlement.c.id).scalar_subquery()
+    brought = may_be_forgotten(tables, created_at)
     return case(
         (
             settlement.c.state == "delivered",
-            or_(reason.is_(None), and_(reason == FOUND, or_(by_lookup, kept)), verdict == "happened"),
+            or_(reason.is_(None), and_(reason == FOUND, or_(by_lookup, kept)), verdict == "happened", brought),
         ),
         (settlement.c.state == "failed", or_(tried, and_(by_lookup, reason != FOUND), verdict == "did_not_happen")),
         else_=or_(reason.is_(None), decided),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -9,9 +10,11 @@ import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, command, document, put_ended, put_suspended, put_uncertain
 from support.database import TABLES, Database
-from support.entries import put, put_one
+from support.entries import claim_one, put, put_one, settle
 
 import outbox
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import RetryCallback, Settle
 from outbox.sql.schema import Tables
 
 Harm = Callable[[sa.Connection, UUID], object]
@@ -122,6 +125,26 @@ def test_one_decision_explains_one_new_key_and_no_second(database: Database, ob:
 
 def _created(id: UUID) -> Any:
     return sa.select(TABLES.entry.c.created_at).where(TABLES.entry.c.id == id).scalar_subquery()
+
+
+@pytest.mark.parametrize("has_failed_callback", [False, True])
+def test_a_resolution_that_a_restore_forgot_may_be_brought_by_a_dispatcher(
+    database: Database, ob: outbox.Outbox, has_failed_callback: bool
+) -> None:
+    """A dispatcher claims an entry that an operator has resolved; then the database is restored to before the decision."""
+    id = put_one(database, ob)
+    store = DatabaseStore(database.engine, ob.configuration)
+    resolved = claim_one(store)._replace(attempts=1, maybe_sent=True)
+    end = Settle("delivered", 1, reason="looked at it", decided=True)
+    brought = RetryCallback(end, timedelta(0), "delivered, but its callback raised ValueError")
+    settle(store, (resolved, brought if has_failed_callback else end))
+    assert set(verdicts(database)) == {"stored outcome" if has_failed_callback else "final state"}
+
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.meta.delete())
+        connection.execute(TABLES.meta.insert().values(id=1, resumed_at=_created(id)))
+
+    assert verdicts(database) == {}
 
 
 def test_an_end_before_the_enqueueing_is_named(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -7,9 +7,11 @@ from uuid import UUID
 
 import pytest
 from support.database import TABLES, Database
+from support.decide import KEYS
 from support.entries import HOUR, claim_one, put_one, queue_row, quota, settle
 
 import outbox
+from dispatchers.decide import conclude
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue_update import Unsettled, queue_update
 from dispatchers.stored_outcome import NOTHING_STORED, Known, read_outcome, write_outcome
@@ -72,6 +74,12 @@ MOVES: list[tuple[str, Unsettled, dict[str, Any], dict[str, Any]]] = [
         {"reason": "failed, but", "known": {"state": "failed", "attempts": 4, "reason": "no"}},
     ),
     (
+        "is kept as an operator resolved it",
+        RetryCallback(Settle("failed", 2, reason="looked", decided=True), DELAY, "failed, but"),
+        {"state": "uncertain", "delay": DELAY, "attempts": 2, "proof": False},
+        {"reason": "failed, but", "known": {"state": "failed", "reason": "looked"}},
+    ),
+    (
         "is kept as uncertain",
         RetryCallback(MarkUncertain("500", 4, True, LATER, stored=True), DELAY, "uncertain, but"),
         {"state": "uncertain", "delay": DELAY, "in_doubt_since": LATER, "proof": False},
@@ -104,6 +112,22 @@ def test_the_doubt_of_a_first_attempt_is_kept_with_its_callback_due() -> None:
     values = queue_update(first, RetryCallback(MarkUncertain("500", 1, True, NOW), DELAY, "uncertain, but"))
 
     assert (values.maybe_sent, values.in_doubt_since) == (True, NOW)
+
+
+@pytest.mark.parametrize("state", ["delivered", "failed", "cancelled"])
+def test_an_operators_decision_is_the_same_after_its_callback_failed(state: Any) -> None:
+    """Else it would block its ordering group again, which an operator has released, and count as the answer of a service."""
+    decided = claimed(outcome=read_outcome(write_outcome("looked", known=Known(state=state, reason="looked"))))
+    end = concluded(decided)
+
+    values = queue_update(decided, RetryCallback(end, DELAY, "its callback raised ValueError"))
+
+    assert concluded(claimed(outcome=read_outcome(values.outcome))) == end
+
+
+def concluded(entry: ClaimedEntry) -> Any:
+    assert entry.outcome.known is not None
+    return conclude(entry, entry.outcome.known, KEYS)
 
 
 RELEASED_WITHIN: list[tuple[dict[str, Any], str]] = [
