@@ -119,7 +119,7 @@ class OutcomeCollector:
             calls = self._callbacks.calls(entry, change)
             if any(calls):
                 # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
-                self._scheduler.reserve(entry.destination)
+                self._scheduler.reserve(entry)
                 self._pace.reserve(entry.destination)
                 self.alone.start(entry, change, calls, trace_context)
                 return
@@ -144,7 +144,7 @@ class OutcomeCollector:
         self._scheduler.begin_round()  # the callback may have enqueued entries, and `pace` may allow more claims
 
     def _free_permit(self, entry: ClaimedEntry) -> None:
-        self._scheduler.give_back(entry.destination)
+        self._scheduler.give_back(entry)
         if self._callbacks and self._callbacks.may_call(entry):
             self._pace.give_back(entry.destination)
         self.news.set()

@@ -16,6 +16,7 @@ from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 MAX_BATCH_ENTRIES = 500  # a larger claim saves little, and its entries wait longer for their sends
+MAX_KNOWN = 250  # entries at a time whose end is stored: nothing is sent, so `max_in_flight` does not count them
 MAX_DESTINATIONS = 100  # destinations in one claim; the others follow in the next ones
 UNSERVED_SECONDS = 10.0  # between two full reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # an entry whose transaction commits later than this is found by the next full read
@@ -39,7 +40,8 @@ class Scheduler:
 
     home: the destinations of registered adapters, for which every round claims.
     permits: how many sends to one destination run at the same time. permits_of: other numbers for single destinations.
-    permits_in_all: the total of claimed entries. ahead: how many entries are claimed beyond a destination's permits.
+    permits_in_all: the total of claimed entries, without those whose end is stored. ahead: how many entries are claimed beyond
+        a destination's permits.
     shut_until: destinations to which nothing may be sent before a time.
     pace: limits the claims for destinations with callbacks; None if there are no callbacks.
     """
@@ -70,7 +72,9 @@ class Scheduler:
         self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
         self._asked_at: dict[str, float] = {}  # when a full read began
         self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
-        self._more_known = False  # whether the last claim had no room for some of them
+        self._known_taken = 0
+        self._more_known = False  # whether the last claim left out some of them that the next one has room for
+        self._is_known_turn = False
         self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
 
     @property
@@ -153,11 +157,26 @@ class Scheduler:
     def take(self, now: float) -> list[Quota]:
         """The next quotas. Their permits are taken until `give_back`.
 
+        One claim brings entries to send, and the next one those whose end is stored: neither waits for the other, however many
+        there are.
+        """
+        self._is_known_turn = not self._is_known_turn
+        if self._is_known_turn:
+            return self._take_known(now) or self._take_due(now)
+        quotas = self._take_due(now)
+        if not quotas:
+            return self._take_known(now)
+        self._more_known = self._known_taken < MAX_KNOWN and bool(self._known_names(now))
+        return quotas
+
+    def _take_due(self, now: float) -> list[Quota]:
+        """The quotas for entries to send.
+
         A quota is at most half of the destination's permits, so that one half is sent while the other half is settled and
         claimed. The sums may be more than what all destinations share, because few destinations have so many due entries.
         """
-        quotas = self._take_known(now)
-        most = free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES - max_entries(quotas))
+        quotas: list[Quota] = []
+        most = free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES)
         most_called = free_called = self._pace.free_in_all
         for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
             if self._is_shut(name, now):
@@ -183,13 +202,12 @@ class Scheduler:
     def _take_known(self, now: float) -> list[Quota]:
         """The quotas for entries whose end is stored. Nothing is sent, so neither a destination's permits nor its pause count.
 
-        They are at most half of a claim: however many an operator has decided about, others are sent meanwhile. All these
-        destinations get equal shares, because a claim may bring nothing for some of them, however often they are asked.
+        All these destinations get equal shares, because a claim may bring nothing for some of them, however often they are asked.
         """
         quotas: list[Quota] = []
-        names = [name for name in self._known if self._alone_until.get(name, 0.0) <= now]
+        names = self._known_names(now)
         asked = names[: MAX_DESTINATIONS // 2]
-        free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES // 2)
+        free = MAX_KNOWN - self._known_taken
         share = max(1, free // max(1, len(asked)))
         for name in asked:
             is_called = self._pace.applies_to(name)
@@ -207,6 +225,9 @@ class Scheduler:
         self._more_known = len(names) > len(asked) or (bool(quotas) and free <= 0 and len(quotas) < len(asked))
         return quotas
 
+    def _known_names(self, now: float) -> list[str]:
+        return [name for name in self._known if self._alone_until.get(name, 0.0) <= now]
+
     def _is_shut(self, name: str, now: float) -> bool:
         if self._shut_until.get(service_of(name)) == math.inf:  # a pause of `stripe` pauses its accounts
             return True
@@ -220,8 +241,11 @@ class Scheduler:
 
     def _reserved(self, quota: Quota) -> Quota:
         """Take the permits for a quota."""
-        self._taken[quota.destination] += quota.permits
-        self._taken_in_all += quota.reserved
+        if quota.known:
+            self._known_taken += quota.reserved
+        else:
+            self._taken[quota.destination] += quota.permits
+            self._taken_in_all += quota.reserved
         if quota.called_back is not None:
             self._pace.reserve(quota.destination, quota.permits, in_all=quota.called_back)
         return quota
@@ -242,8 +266,8 @@ class Scheduler:
         """
         self._return(quotas)
         counts = Counter([entry.destination for entry in claimed])
-        for name, count in counts.items():
-            self.reserve(name, count)
+        for entry in claimed:
+            self.reserve(entry)
         is_full = len(claimed) + passed_over >= max_entries(quotas)
         more = [quota for quota in quotas if quota.known and (is_full or _is_used_up(quota, claimed))]
         self._known |= {quota.destination: None for quota in more}
@@ -280,18 +304,27 @@ class Scheduler:
 
     def _return(self, quotas: Sequence[Quota]) -> None:
         for quota in quotas:
-            self._free(quota.destination, quota.permits, quota.reserved)
+            if quota.known:
+                self._known_taken -= quota.reserved
+            else:
+                self._free(quota.destination, quota.permits, quota.reserved)
             if quota.called_back is not None:
                 self._pace.give_back(quota.destination, quota.permits, in_all=quota.called_back)
 
-    def reserve(self, name: str, permits: int = 1) -> None:
-        """Take permits for entries that were claimed, or that are sent but not settled yet."""
-        self._taken[name] += permits
-        self._taken_in_all += permits
+    def reserve(self, entry: ClaimedEntry) -> None:
+        """Take the permit of an entry that was claimed, or that was sent but is not settled yet."""
+        if entry.is_known:
+            self._known_taken += 1
+        else:
+            self._taken[entry.destination] += 1
+            self._taken_in_all += 1
 
-    def give_back(self, name: str) -> None:
+    def give_back(self, entry: ClaimedEntry) -> None:
         """Give back the permit of an entry that does not need it any more."""
-        self._free(name, 1, 1)
+        if entry.is_known:
+            self._known_taken -= 1
+        else:
+            self._free(entry.destination, 1, 1)
 
     def _free(self, name: str, permits: int, reserved: int) -> None:
         self._taken[name] -= permits

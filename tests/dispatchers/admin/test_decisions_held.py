@@ -214,7 +214,10 @@ def test_an_entry_of_a_blocked_group_is_cancelled_at_once(database: Database, ob
     assert len(service.deliveries) == 1
 
 
-def test_600_decisions_overtake_the_backlog_of_a_slow_service(database: Database, ob: outbox.Outbox) -> None:
+@pytest.mark.parametrize("max_in_flight", [1, 1000])
+def test_600_decisions_overtake_the_backlog_of_a_slow_service(
+    database: Database, ob: outbox.Outbox, max_in_flight: int
+) -> None:
     started, released = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryAdapter):
@@ -228,7 +231,8 @@ def test_600_decisions_overtake_the_backlog_of_a_slow_service(database: Database
     service = Slow()
 
     async def main() -> None:
-        working = dispatcher(database, ob, adapters={"crm": service}, limits={"crm": Limits(concurrency=1)})
+        limits = {"crm": Limits(concurrency=1)}
+        working = dispatcher(database, ob, adapters={"crm": service}, limits=limits, max_in_flight=max_in_flight)
         pump = asyncio.create_task(pumping(working, released.is_set))
         await asyncio.wait_for(started.wait(), 30)
         await asyncio.to_thread(cancel_all, database, wrong)

@@ -63,7 +63,7 @@ def test_a_destination_that_a_full_claim_did_not_reach_is_asked_first() -> None:
     quotas = scheduler.take(0)
     scheduler.found(quotas, [claimed("a")] * 5)
     for _ in range(5):
-        scheduler.give_back("a")
+        scheduler.give_back(claimed("a"))
 
     assert [quota.destination for quota in quotas] == ["a", "b", "c", "d"]
     assert [quota.destination for quota in scheduler.take(0)] == ["b", "c", "d", "a"]
@@ -92,7 +92,7 @@ def test_however_many_have_a_backlog_each_destination_gets_its_turn(deep: int) -
         scheduler.found(quotas, entries)
         for entry in entries:
             served.add(entry.destination)
-            scheduler.give_back(entry.destination)
+            scheduler.give_back(entry)
 
     assert served == set(backlog)
 
@@ -195,7 +195,7 @@ def test_no_destination_waits_for_longer_than_the_others_take_turns(due: list[in
         scheduler.found(quotas, entries)
         served.update(entry.destination for entry in entries)
         for entry in entries:
-            scheduler.give_back(entry.destination)
+            scheduler.give_back(entry)
 
     assert served == {name for name, count in zip(names, due, strict=True) if count}
 
@@ -256,7 +256,7 @@ def test_no_history_gives_out_more_permits_than_there_are(
             scheduler.found(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
-            scheduler.give_back(under_way.pop(number % len(under_way)).destination)
+            scheduler.give_back(under_way.pop(number % len(under_way)))
         taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
         assert all(taken.count(name) <= permits for name in "abc")

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler, max_callbacks, max_entries
+from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, MAX_KNOWN, Scheduler, max_callbacks, max_entries
 from dispatchers.pipeline.shared_parts import Share, SharingScheduler, Surveys
 from dispatchers.pipeline.turns import Turns
-from dispatchers.stored_outcome import NOTHING_STORED
+from dispatchers.stored_outcome import NOTHING_STORED, Known, StoredOutcome
 from dispatchers.transitions import ClaimedEntry
 
 BACKLOG = 10**9
 BLANK = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
 ENTRY = BLANK._replace(queued_at=datetime(2026, 1, 1, tzinfo=UTC), outcome=NOTHING_STORED)
+DECIDED = StoredOutcome(known=Known(state="cancelled"))
 Order = Callable[[Sequence[Quota]], list[Quota]]
 
 
@@ -84,7 +85,7 @@ def claims_until_done(scheduler: Scheduler, pace: CallbackPace, queue: Queue, ca
                 pace.reserve(entry.destination)
         queue.sending.append(entries)
         for entry in queue.sending.popleft():
-            scheduler.give_back(entry.destination)
+            scheduler.give_back(entry)
             if entry.destination in called:
                 pace.give_back(entry.destination)
     return most
@@ -197,7 +198,7 @@ def test_hints_for_one_destination_do_not_keep_the_others_waiting() -> None:
         entries = queue.claim(quotas)
         scheduler.found(quotas, entries)
         for entry in entries:
-            scheduler.give_back(entry.destination)
+            scheduler.give_back(entry)
 
     assert queue.served == {"busy", "crm"}
 
@@ -242,7 +243,7 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, m
             for entry in entries:
                 shared.begin(database, entry.destination)
                 shared.end(database, entry.destination)
-                scheduler.give_back(entry.destination)
+                scheduler.give_back(entry)
 
     assert most
 
@@ -272,8 +273,8 @@ def test_each_destination_with_stored_ends_is_asked(count: int, in_all: int, is_
 
     for _ in range(2 * count):
         scheduler.learn(names, known=names)
-        quotas = [quota for quota in scheduler.take(0) if quota.known]
-        asked |= {quota.destination for quota in quotas}
+        quotas = scheduler.take(0)
+        asked |= {quota.destination for quota in quotas if quota.known}
         scheduler.found(quotas, [])
 
     assert asked == set(names)
@@ -291,3 +292,52 @@ def test_a_round_asks_each_destination_with_stored_ends() -> None:
         scheduler.found(quotas, [])
 
     assert asked == set(names)
+
+
+def brought_by(quotas: Sequence[Quota]) -> list[ClaimedEntry]:
+    """Each quota is used up."""
+    return [
+        ENTRY._replace(destination=quota.destination, outcome=DECIDED if quota.known else NOTHING_STORED)
+        for quota in quotas
+        for _ in range(quota.permits)
+    ]
+
+
+@pytest.mark.parametrize("in_all", [1, 10, 249, 1000])
+@pytest.mark.parametrize("decided", [1, 4, 30, 1000])
+def test_decisions_and_sends_get_every_other_claim(decided: int, in_all: int) -> None:
+    scheduler = Scheduler(["crm"], permits=10, permits_in_all=in_all)
+    scheduler.learn(["crm"], known=["crm"])
+    sent, left, claims = 0, decided, 0
+
+    while left:
+        quotas = scheduler.take(0)
+        brought = brought_by(quotas)
+        if quotas[0].known:
+            brought = brought[:left]
+            left -= len(brought)
+        else:
+            sent += len(brought)
+        scheduler.found(quotas, brought)
+        for entry in brought:
+            scheduler.give_back(entry)
+        claims += 1
+        assert sent >= claims // 2 * min(5, in_all)
+
+    assert claims <= 2 * -(-decided // MAX_KNOWN)
+
+
+@pytest.mark.parametrize("in_all", [1, 10, 249, 1000])
+def test_sends_that_hang_keep_no_permit_from_decisions_nor_decisions_from_sends(in_all: int) -> None:
+    names = [f"d{number:04}" for number in range(in_all)]
+    scheduler = Scheduler(names, permits=1, permits_in_all=in_all)
+    scheduler.learn(names, known=["d0000"])
+    sending, known = 0, 0
+
+    while quotas := scheduler.take(0):
+        brought = brought_by(quotas)
+        scheduler.found(quotas, brought)  # no entry ends
+        known += sum(entry.is_known for entry in brought)
+        sending += sum(not entry.is_known for entry in brought)
+
+    assert (sending, known) == (in_all, MAX_KNOWN)
