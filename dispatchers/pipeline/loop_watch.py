@@ -1,7 +1,8 @@
 """Notices on a thread of its own that an event loop is blocked, and then releases what was claimed and has not begun.
 
 One thread watches an event loop for all dispatchers that run on it. It asks the event loop each second for a sign of life. It
-cannot notice a block that keeps Python's lock.
+cannot notice a block that keeps Python's lock. During a block each dispatcher's entries are released on a thread of their own, so
+that a database that hangs delays no other.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -26,6 +27,8 @@ log = logging.getLogger("outbox.dispatcher")
 ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
 BLOCKED_SECONDS = (1.0, 5.0)
 """A quarter of the lease, within these bounds: so long the event loop may be blocked. Then there is time for the releases."""
+RELEASED_SECONDS = 1.0  # after a block, for the releases that have not ended: their number is logged
+MAX_RELEASES = 100  # at a time; other databases follow when one ends
 MAX_FRAMES = 3
 
 
@@ -54,8 +57,15 @@ class Watched:
         self._store = store
         self._unreleased = Taken((), ())
 
+    @property
+    def has_unstarted(self) -> bool:
+        return bool(self._unreleased.entries) or self._unstarted.has_any
+
     def release(self) -> int:
-        """Take what has not begun, and release it; returns how many. What cannot be released now is tried at the next call."""
+        """Take what has not begun, and release it; returns how many. What cannot be released now is tried at the next call.
+
+        Not on two threads at a time.
+        """
         more = self._unstarted.take_all()
         taken = Taken([*self._unreleased.entries, *more.entries], more.tokens)
         self._unreleased = taken
@@ -66,12 +76,50 @@ class Watched:
         return released
 
 
+class Releases:
+    """The releases during the blocks of an event loop: one thread for each dispatcher that has something to release."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: set[Watched] = set()
+        self._released = 0
+
+    def begin(self, watched: Iterable[Watched]) -> None:
+        """Begin to release what has not begun. A release that still runs is left alone."""
+        for each in dict.fromkeys(watched):
+            with self._changed:
+                if each in self._running or len(self._running) >= MAX_RELEASES or not each.has_unstarted:
+                    continue
+                self._running.add(each)
+            threading.Thread(target=self._run, args=(each,), name="outbox-release", daemon=True).start()
+
+    def _run(self, watched: Watched) -> None:
+        released = 0
+        try:
+            released = watched.release()
+        except Exception as error:  # the event loop releases them when it works again
+            log.warning("entries whose send has not begun could not be released: %s", type(error).__name__)
+        finally:
+            with self._changed:
+                self._running.discard(watched)
+                self._released += released
+                self._changed.notify_all()
+
+    def count(self, seconds: float) -> int:
+        """How many were released since the last call. Waits so long for the releases that run."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, seconds)
+            released, self._released = self._released, 0
+            return released
+
+
 class LoopWatch:
     """Watches one event loop. It keeps no reference to the event loop, so that an event loop that has ended can be freed."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._watched: tuple[Watched, ...] = ()
+        self._watched: tuple[Watched, ...] = ()  # a dispatcher as often as it was added
+        self._releases = Releases()
         self._ended = threading.Event()
 
     def add(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
@@ -82,7 +130,9 @@ class LoopWatch:
             threading.Thread(target=self._watch, args=given, name="outbox-loop-watch", daemon=True).start()
 
     def remove(self, watched: Watched) -> None:
-        self._watched = tuple(each for each in self._watched if each is not watched)
+        """Undo one `add`. A dispatcher is watched until the last of its calls has ended."""
+        place = next(number for number, each in enumerate(self._watched) if each is watched)
+        self._watched = (*self._watched[:place], *self._watched[place + 1 :])
         if not self._watched:
             self._ended.set()
 
@@ -107,12 +157,12 @@ class LoopWatch:
             time.monotonic() - began,
             doing.text,
         )
-        released = 0
         while True:
-            released += sum(_released(each) for each in self._watched)
+            self._releases.begin(self._watched)
             if alive.wait(ASK_SECONDS) or ended.is_set():
                 break
         seconds = time.monotonic() - began
+        released = self._releases.count(RELEASED_SECONDS)
         log.error(
             "the event loop was blocked for %.1f s by %s; %d entries whose send had not begun were released. Make the operation"
             " a plain function, which runs on a thread, or await what blocks",
@@ -134,14 +184,6 @@ class LoopWatch:
         stack = traceback.extract_stack(frame) if frame is not None else []
         shown = [f"{each.filename}:{each.lineno} in {each.name}" for each in stack[-MAX_FRAMES:]]
         return Doing(sender, destination, operation, ", ".join(reversed(shown)) or "an unknown place")
-
-
-def _released(watched: Watched) -> int:
-    try:
-        return watched.release()
-    except Exception as error:  # the event loop releases them when it works again
-        log.warning("entries whose send has not begun could not be released: %s", type(error).__name__)
-        return 0
 
 
 _watches: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch]" = WeakKeyDictionary()

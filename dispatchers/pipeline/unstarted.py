@@ -31,6 +31,12 @@ class Unstarted:
         self._taken: set[Lease] = set()
         self._taken_tokens: set[UUID] = set()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to take."""
+        with self._lock:
+            return bool(self._waiting or self._asked)
+
     def ask(self, token: UUID) -> None:
         """Note that a claim begins."""
         with self._lock:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from support.daemons import wait_for
 from support.database import Database
-from support.entries import claim, claim_request, dispatcher, pumping, put, queue_row, states
+from support.entries import claim, claim_request, dispatcher, pumping, put, queue_row, states, until_true
 
 import outbox
 from dispatchers import Delivery, Outcome
@@ -174,3 +174,65 @@ def test_one_thread_watches_for_all_dispatchers_of_an_event_loop() -> None:
     assert asyncio.run(main()) == [1, 1]
     gc.collect()
     assert not [loop for loop in loop_watch._watches if loop.is_closed() and loop not in others]
+
+
+def test_a_dispatcher_is_watched_until_the_last_of_its_calls_has_ended() -> None:
+    """Two calls of `run_once` at the same time on one event loop."""
+    watched: Any = SimpleNamespace(max_seconds=5.0)
+
+    async def main() -> list[int]:
+        counts = []
+        with watching(watched):
+            with watching(watched):
+                pass
+            counts.append(len(loop_watch._watches[asyncio.get_running_loop()]._watched))
+        counts.append(len(loop_watch._watches[asyncio.get_running_loop()]._watched))
+        return counts
+
+    assert asyncio.run(main()) == [1, 0]
+
+
+class Held:
+    """A dispatcher with one entry to release. database: whose release hangs until the event is set."""
+
+    max_seconds = 0.01
+
+    def __init__(self, database: threading.Event) -> None:
+        self.has_unstarted = True
+        self.calls = 0
+        self.sending = lambda task: None
+        self.activity = SimpleNamespace(note_blocked=lambda *_: None)
+        self._database = database
+
+    def release(self) -> int:
+        self.calls += 1
+        assert self._database.wait(30)
+        self.has_unstarted = False
+        return 1
+
+
+def test_a_database_that_hangs_delays_the_releases_of_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_watch, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(loop_watch, "MAX_RELEASES", 3)
+    back, there = threading.Event(), threading.Event()
+    there.set()
+    hung: list[Any] = [Held(back), Held(back)]
+    well: list[Any] = [Held(there) for _ in range(20)]
+
+    async def main() -> None:
+        with ExitStack() as stack:
+            for watched in (*hung, *well):
+                stack.enter_context(watching(watched))
+            wait_for(lambda: not any(each.has_unstarted for each in well), "the other databases")
+            assert [each.has_unstarted for each in hung] == [True, True]
+            back.set()
+            wait_for(lambda: not any(each.has_unstarted for each in hung), "the databases that hung")
+            await until_true(lambda: "were released" in caplog.text)
+
+    with caplog.at_level(logging.ERROR, "outbox.dispatcher"):
+        asyncio.run(main())
+
+    assert [each.calls for each in (*hung, *well)] == [1] * 22
+    assert "22 entries whose send had not begun were released" in caplog.text
