@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from support.cases import MARKED, each_value_once, fewer_on_sqlite, one_case_each, without_case
 from support.database import TABLES, Base, Client, Database
-from support.event_loops import LOOPS, loop_of, set_loop
+from support.event_loops import LOOP, LOOPS, loops_of, set_loop
 from support.mariadb_copies import MariaDBCopies
 from support.mariadb_server import missing_program, temporary_mariadb, with_driver
 from support.portable import SENT, refused_in
@@ -52,7 +52,9 @@ def pytest_sessionstart() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("loop")
-    set_loop(marker.args[0] if marker else loop_of(item.nodeid, item.config.getoption("--loop")))
+    loop = marker.args[0] if marker else item.stash[LOOP]
+    item.add_report_section("setup", "event loop", loop)  # shown with a failure: `--loop` repeats it
+    set_loop(loop)
 
 
 def pytest_collection_finish() -> None:
@@ -68,6 +70,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _choose(config, items)
+    for item, loop in loops_of(items, config.getoption("--loop")):
+        item.stash[LOOP] = loop
     is_whole = config.args == config.getini("testpaths") or [Path(path) for path in config.args] == [TESTS]
     if is_whole and not _only_kind(config) and not config.getoption("--one-case") and (missed := without_case(items)):
         raise pytest.UsageError(f"markers without effect, remove or mend them: {', '.join(missed)}")

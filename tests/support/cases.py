@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
 def one_case_each(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """One case of each test: the n-th test takes its n-th, so that each kind is met."""
-    return [cases[number % len(cases)].item for number, cases in enumerate(_by_test(items).values())]
+    return [cases[number % len(cases)].item for number, cases in enumerate(by_test(items).values())]
 
 
 def each_value_once(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -64,20 +64,21 @@ def without_case(items: Sequence[pytest.Item]) -> list[str]:
     return [f"{marker} of {module}" for (module, marker), is_met in marked.items() if not is_met]
 
 
-def _in_modules(items: Sequence[pytest.Item]) -> Iterator[tuple[int, list[Case]]]:
-    """The cases of each test that has a platform, with its number in its module: a test's new name changes no case."""
-    numbers: Counter[str] = Counter()
-    for test, cases in _by_test(items).items():
-        module = test.partition("::")[0]
-        yield numbers[module], cases
-        numbers[module] += any(case.platform for case in cases)
-
-
-def _by_test(items: Sequence[pytest.Item]) -> dict[str, list[Case]]:
+def by_test(items: Sequence[pytest.Item]) -> dict[str, list[Case]]:
+    """The cases of each test, in their order."""
     cases: dict[str, list[Case]] = {}
     for case in _cases_of(items):
         cases.setdefault(case.item.nodeid.partition("[")[0], []).append(case)
     return cases
+
+
+def _in_modules(items: Sequence[pytest.Item]) -> Iterator[tuple[int, list[Case]]]:
+    """The cases of each test that has a platform, with its number in its module: a test's new name changes no case."""
+    numbers: Counter[str] = Counter()
+    for test, cases in by_test(items).items():
+        module = test.partition("::")[0]
+        yield numbers[module], cases
+        numbers[module] += any(case.platform for case in cases)
 
 
 def _cases_of(items: Iterable[pytest.Item]) -> Iterator[Case]:

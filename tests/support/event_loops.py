@@ -2,18 +2,30 @@
 
 import asyncio
 import warnings
-from zlib import crc32
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+import pytest
 import uvloop
 
+from support.cases import by_test
+
 LOOPS = ("mixed", "asyncio", "uvloop")
+LOOP = pytest.StashKey[str]()
+"""Of an item: its loop."""
 
 
-def loop_of(test: str, loops: str) -> str:
-    """The loop of the test with this id. With `mixed` half of all tests run on each, always the same ones."""
-    if loops == "mixed":
-        return "uvloop" if crc32(test.encode()) % 2 else "asyncio"
-    return loops
+def loops_of(items: Sequence[pytest.Item], loops: str) -> Iterator[tuple[pytest.Item, str]]:
+    """Each case with its loop. With `mixed` a test's cases alternate, and the next test of the module begins with the other loop.
+
+    A case's place decides, not its name: a rename changes nothing.
+    """
+    numbers: Counter[str] = Counter()
+    for test, cases in by_test(items).items():
+        module = test.partition("::")[0]
+        for number, case in enumerate(cases, numbers[module]):
+            yield case.item, LOOPS[1 + number % 2] if loops == "mixed" else loops
+        numbers[module] += 1
 
 
 def set_loop(name: str) -> None:

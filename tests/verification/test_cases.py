@@ -1,5 +1,6 @@
 """Which cases of a test are run: each platform, and each value, and all pairs of those that the databases treat differently."""
 
+import asyncio
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once, fewer_on_sqlite, without_case
+from support.event_loops import LOOP, loops_of
 
 
 @dataclass
@@ -135,3 +137,46 @@ def test_a_renamed_test_runs_the_same_cases() -> None:
         return list(words_of(each_value_once(items)))
 
     assert chosen("test_before") == chosen("test_after")
+
+
+# --- the event loop
+
+
+def loops_by_test(items: list[Any], *, loops: str = "mixed") -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for item, loop in loops_of(items, loops):
+        found.setdefault(item.nodeid.partition("[")[0], []).append(loop)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_half_of_the_tests_run_on_each_loop_and_a_tests_cases_on_both(count: int) -> None:
+    tests = [f"tests/test_{module}.py::test_{n}" for module in "abc" for n in range(10)]
+    values = [f"value{n}" for n in range(count)]
+    items = [item for test in tests for item in each_value_once(cases(test, EVERYWHERE, values))]
+
+    found = loops_by_test(items)
+
+    on_uvloop = sum(loops.count("uvloop") for loops in found)
+    assert on_uvloop == len(items) / 2
+    assert all(set(loops) == {"asyncio", "uvloop"} for loops in found if len(loops) > 1)
+    assert {loops[0] for loops in found} == {"asyncio", "uvloop"}
+
+
+def test_a_rename_changes_no_loop() -> None:
+    before = [*cases("test_first", EVERYWHERE), *cases("test_second", EVERYWHERE)]
+    after = [*cases("test_another_name", EVERYWHERE), *cases("test_second", EVERYWHERE)]
+
+    assert loops_by_test(before) == loops_by_test(after)
+
+
+def test_an_option_puts_all_tests_on_one_loop() -> None:
+    assert loops_by_test(cases("test_it", EVERYWHERE), loops="uvloop") == [["uvloop", "uvloop"]]
+
+
+@pytest.mark.parametrize("case", range(2))
+def test_a_test_runs_on_the_loop_that_was_chosen_for_it(case: int, request: pytest.FixtureRequest) -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    assert type(loop).__module__.partition(".")[0] == request.node.stash[LOOP]
