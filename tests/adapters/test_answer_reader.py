@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.adapters.answer_reader import MAX_HEAD_BYTES, AnswerReader
+from dispatchers.adapters.http_client.answer_reader import MAX_HEAD_BYTES, AnswerReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
 MAX_BODY_BYTES = 10_000

@@ -17,11 +17,11 @@ from support.stripe_sends import API_KEY, INTENT
 from support.stripe_sends import delivery as payment
 from support.transports import counting, over, post
 
-import dispatchers.adapters.belonging
-import dispatchers.adapters.transport
+import dispatchers.adapters.http_client.belonging
+import dispatchers.adapters.http_client.transport
 from dispatchers.adapters import HttpAdapter, StripeAdapter
-from dispatchers.adapters.belonging import ForeignAnswer
-from dispatchers.adapters.transport import Transport
+from dispatchers.adapters.http_client.belonging import ForeignAnswer
+from dispatchers.adapters.http_client.transport import Transport
 from dispatchers.delivery import Delivered, Delivery, Outcome, Unknown
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -83,7 +83,9 @@ async def sends(transport: Transport, url: str, number: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("second", [OK, CLOSING])
 def test_a_second_answer_is_the_outcome_of_no_other_request(second: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatchers.adapters.belonging, "DISTRUST_SECONDS", 0.0)  # so that connections are used again
+    monkeypatch.setattr(
+        dispatchers.adapters.http_client.belonging, "DISTRUST_SECONDS", 0.0
+    )  # so that connections are used again
     server = Twice(second, share=0.2)
 
     statuses = over(server, lambda transport, url: sends(transport, url, 2_000))
@@ -151,7 +153,7 @@ def test_two_answers_to_a_request_on_a_used_connection_are_in_doubt(more: bytes)
 
 @pytest.mark.usefixtures("without_rest")
 def test_an_answer_before_the_request_has_arrived_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatchers.adapters.transport, "MAX_REUSED_BYTES", 100_000_000)
+    monkeypatch.setattr(dispatchers.adapters.http_client.transport, "MAX_REUSED_BYTES", 100_000_000)
 
     async def too_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await whole_request(reader)

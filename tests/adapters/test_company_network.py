@@ -25,9 +25,9 @@ from support.transports import post
 
 from dispatchers.adapters import HttpAdapter, RestateAdapter, StripeAdapter
 from dispatchers.adapters.causes import WORDS, Cause, nothing_sent, words_of
-from dispatchers.adapters.proxies import Proxies
-from dispatchers.adapters.request_writer import Origin
-from dispatchers.adapters.transport import NEVER_SENT, Transport
+from dispatchers.adapters.http_client.proxies import Proxies
+from dispatchers.adapters.http_client.request_writer import Origin
+from dispatchers.adapters.http_client.transport import NEVER_SENT, Transport
 from dispatchers.adapters.trust import for_http
 from dispatchers.delivery import Deferred, Delivered, Outcome
 from outbox.errors import ConfigurationError

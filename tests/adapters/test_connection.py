@@ -9,8 +9,8 @@ import uvloop
 from support.loopback import answering, serving
 from support.mail_servers import tls_contexts
 
-from dispatchers.adapters.answer_reader import AnswerReader
-from dispatchers.adapters.connection import Connection
+from dispatchers.adapters.http_client.answer_reader import AnswerReader
+from dispatchers.adapters.http_client.connection import Connection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -15,7 +15,7 @@ import pytest
 from dispatchers.adapters import HttpAdapter
 from dispatchers.adapters.credentials import HIDDEN
 from dispatchers.adapters.http.outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
-from dispatchers.adapters.transport import NEVER_SENT, Answer
+from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer
 from dispatchers.delivery import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.time_limits import FOREVER
 from outbox.errors import ConfigurationError

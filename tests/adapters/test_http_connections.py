@@ -15,10 +15,10 @@ from support.loopback import GONE, answering, listening, reset, say, serving, wh
 from support.mail_servers import tls_contexts
 from support.transports import counting, over, post
 
-import dispatchers.adapters.connection_pool
-from dispatchers.adapters.answer_reader import AnswerReader
-from dispatchers.adapters.request_writer import Outgoing, Target
-from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
+import dispatchers.adapters.http_client.pool
+from dispatchers.adapters.http_client.answer_reader import AnswerReader
+from dispatchers.adapters.http_client.request_writer import Outgoing, Target
+from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer, Transport
 
 SECOND = timedelta(seconds=1)
 
@@ -90,7 +90,7 @@ def test_one_timer_serves_all_connections_that_wait(monkeypatch: pytest.MonkeyPa
 
     over(answering(), some)
 
-    assert timers.count(dispatchers.adapters.connection_pool._close_overdue) == 1
+    assert timers.count(dispatchers.adapters.http_client.pool._close_overdue) == 1
 
 
 def test_a_connection_to_one_server_carries_no_request_to_another() -> None:
@@ -274,7 +274,7 @@ def test_a_send_that_runs_out_of_time_closes_its_connection() -> None:
 
 def test_a_connection_that_no_send_needs_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the server does, and without another request."""
-    monkeypatch.setattr(dispatchers.adapters.connection_pool, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(dispatchers.adapters.http_client.pool, "KEEP_SECONDS", 0.05)
 
     async def once(transport: Transport, url: str, arrived: asyncio.Event) -> None:
         await post(transport, url)

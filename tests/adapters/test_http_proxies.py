@@ -11,7 +11,7 @@ from support.loopback import answering, closed_port, listening, serving, whole_r
 from support.mail_servers import tls_contexts
 from support.transports import post
 
-from dispatchers.adapters.transport import Transport
+from dispatchers.adapters.http_client.transport import Transport
 
 SECOND = timedelta(seconds=1)
 

@@ -15,8 +15,8 @@ from support.loopback import answering, serving
 from support.mail_servers import tls_contexts
 from support.transports import over, post
 
-from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.transport import Transport
+from dispatchers.adapters.http_client.connection import Connection
+from dispatchers.adapters.http_client.transport import Transport
 
 SECOND = timedelta(seconds=1)
 

@@ -17,13 +17,13 @@ from support.stripe_sends import API_KEY
 from support.stripe_sends import delivery as payment
 
 from dispatchers.adapters import HttpAdapter, StripeAdapter
-from dispatchers.adapters.answer_reader import AnswerHeaders
 from dispatchers.adapters.brokers.kafka_answers import not_accepted, not_delivered
 from dispatchers.adapters.brokers.nats_answers import answer_reader
 from dispatchers.adapters.brokers.redis_answers import Moved, outcome_of_error, outcome_of_id
 from dispatchers.adapters.email.outcomes import Exchange, answered
+from dispatchers.adapters.http_client.answer_reader import AnswerHeaders
+from dispatchers.adapters.http_client.transport import Answer
 from dispatchers.adapters.retry_after import retry_after
-from dispatchers.adapters.transport import Answer
 from dispatchers.adapters.workflows.restate import _finding, _outcome
 from dispatchers.delivery import (
     Absent,

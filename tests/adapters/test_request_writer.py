@@ -5,7 +5,7 @@ import httpx
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatchers.adapters.request_writer import Outgoing, Target
+from dispatchers.adapters.http_client.request_writer import Outgoing, Target
 
 TARGET = Target.of(httpx.URL("http://crm.test/x"))
 Headers = list[tuple[str, str]]

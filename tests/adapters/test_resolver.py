@@ -14,8 +14,8 @@ import pytest
 from support.loopback import answering
 from support.transports import over
 
-from dispatchers.adapters.connector import HAPPY_EYEBALLS_SECONDS
-from dispatchers.adapters.transport import Transport
+from dispatchers.adapters.http_client.connector import HAPPY_EYEBALLS_SECONDS
+from dispatchers.adapters.http_client.transport import Transport
 
 SECOND = timedelta(seconds=1)
 STREAM = (socket.SOCK_STREAM, 6, "")

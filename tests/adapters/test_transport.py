@@ -17,8 +17,8 @@ from support.loopback import Answer as Server
 from support.loopback import answering, listening, say, say_without_end, whole_request
 from support.transports import counting, over, post
 
-import dispatchers.adapters.connection_pool
-from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
+import dispatchers.adapters.http_client.pool
+from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer, Transport
 from outbox.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
@@ -53,7 +53,7 @@ def test_requests_that_follow_each_other_share_a_connection() -> None:
 
 def test_a_connection_that_has_waited_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be closing it; what meets that is in doubt."""
-    monkeypatch.setattr(dispatchers.adapters.connection_pool, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(dispatchers.adapters.http_client.pool, "KEEP_SECONDS", 0.0)
     connections, server = counting(answering())
 
     send(server, requests=3)

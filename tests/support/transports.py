@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from dispatchers.adapters.transport import Answer, Transport
+from dispatchers.adapters.http_client.transport import Answer, Transport
 from support.loopback import Answer as Server
 from support.loopback import listening
 

@@ -32,7 +32,6 @@ from typing import Any, Literal
 
 import httpx
 
-from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.http.outcomes import (
     FOREIGN,
@@ -45,8 +44,9 @@ from dispatchers.adapters.http.outcomes import (
     remembered,
 )
 from dispatchers.adapters.http.request import Malformed, Service
-from dispatchers.adapters.request_writer import Outgoing
-from dispatchers.adapters.transport import Answer, Transport
+from dispatchers.adapters.http_client.belonging import without_answer
+from dispatchers.adapters.http_client.request_writer import Outgoing
+from dispatchers.adapters.http_client.transport import Answer, Transport
 from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected
 from dispatchers.threads import as_async, is_async

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
 
 import httpx
 
-from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.causes import nothing_sent
+from dispatchers.adapters.http_client.belonging import without_answer
+from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer
 from dispatchers.adapters.retry_after import retry_after
-from dispatchers.adapters.transport import NEVER_SENT, Answer
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 
 Meaning: TypeAlias = Literal[

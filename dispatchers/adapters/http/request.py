@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import httpx
 
-from dispatchers.adapters.request_writer import Echo, Origin, Outgoing, Target
-from dispatchers.adapters.transport import HEADER_VALUE
+from dispatchers.adapters.http_client.request_writer import Echo, Origin, Outgoing, Target
+from dispatchers.adapters.http_client.transport import HEADER_VALUE
 from outbox.errors import ConfigurationError
 from outbox.trace_headers import NAMES
 

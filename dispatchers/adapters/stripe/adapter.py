@@ -27,11 +27,11 @@ import httpx
 import stripe
 
 from dispatchers.adapters.credentials import Credentials
-from dispatchers.adapters.request_writer import Echo, Outgoing, Target, origin_of
+from dispatchers.adapters.http_client.request_writer import Echo, Outgoing, Target, origin_of
+from dispatchers.adapters.http_client.transport import HEADER_VALUE, Transport
 from dispatchers.adapters.stripe.lookup import MARK, MAX_METADATA_KEYS, Unlistable, Wanted, find_effect
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
-from dispatchers.adapters.transport import HEADER_VALUE, Transport
 from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
 from outbox.errors import ConfigurationError

@@ -10,10 +10,10 @@ import httpx
 import stripe
 from stripe import oauth_error
 
-from dispatchers.adapters.belonging import ForeignAnswer
 from dispatchers.adapters.causes import nothing_sent
+from dispatchers.adapters.http_client.belonging import ForeignAnswer
+from dispatchers.adapters.http_client.transport import NEVER_SENT
 from dispatchers.adapters.retry_after import retry_after
-from dispatchers.adapters.transport import NEVER_SENT
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 
 WORD: Final = re.compile(r"[\w.\[\]-]{1,120}", re.ASCII)

@@ -18,13 +18,13 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from dispatchers.adapters.belonging import without_answer
 from dispatchers.adapters.causes import nothing_sent
 from dispatchers.adapters.credentials import credentials_of
+from dispatchers.adapters.http_client.belonging import without_answer
+from dispatchers.adapters.http_client.request_writer import origin_of
+from dispatchers.adapters.http_client.transport import HEADER_VALUE, NEVER_SENT, Answer, Transport
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
-from dispatchers.adapters.request_writer import origin_of
 from dispatchers.adapters.retry_after import retry_after
-from dispatchers.adapters.transport import HEADER_VALUE, NEVER_SENT, Answer, Transport
 from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import (
     Absent,

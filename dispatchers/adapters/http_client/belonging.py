@@ -11,8 +11,8 @@ from typing import Final
 
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerReader
-from dispatchers.adapters.request_writer import Echo, Origin
+from dispatchers.adapters.http_client.answer_reader import AnswerReader
+from dispatchers.adapters.http_client.request_writer import Echo, Origin
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -9,12 +9,12 @@ from typing import Final
 
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.causes import VIA_PROXY, Cause, words_of
-from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.proxies import Proxies, Proxy
-from dispatchers.adapters.request_writer import Origin, Target, head_of
-from dispatchers.adapters.resolver import Address, Resolver
+from dispatchers.adapters.http_client.answer_reader import AnswerReader
+from dispatchers.adapters.http_client.connection import Connection
+from dispatchers.adapters.http_client.proxies import Proxies, Proxy
+from dispatchers.adapters.http_client.request_writer import Origin, Target, head_of
+from dispatchers.adapters.http_client.resolver import Address, Resolver
 from outbox.errors import ConfigurationError
 
 HAPPY_EYEBALLS_SECONDS: Final = 0.25  # until the next address of a host is also tried: RFC 8305, 5

@@ -6,9 +6,9 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Final
 
-from dispatchers.adapters.belonging import Belonging
-from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.request_writer import Origin
+from dispatchers.adapters.http_client.belonging import Belonging
+from dispatchers.adapters.http_client.connection import Connection
+from dispatchers.adapters.http_client.request_writer import Origin
 
 KEEP_SECONDS: Final = 1.5
 """How long a connection waits for its next request. Servers wait longer (gunicorn 2 s, Node.js and uvicorn 5 s, by their

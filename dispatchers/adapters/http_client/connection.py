@@ -8,8 +8,8 @@ from typing import Final, cast
 
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.causes import Cause
+from dispatchers.adapters.http_client.answer_reader import AnswerReader
 from dispatchers.adapters.sockets import has_unreceived
 
 CLOSED: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)

@@ -18,13 +18,13 @@ from typing import Final, cast
 import httpcore
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerHeaders, AnswerReader
-from dispatchers.adapters.belonging import Belonging, ForeignAnswer, doubt_of_key
 from dispatchers.adapters.causes import Cause
-from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.connection_pool import ConnectionPool
-from dispatchers.adapters.connector import Connector
-from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, Outgoing
+from dispatchers.adapters.http_client.answer_reader import AnswerHeaders, AnswerReader
+from dispatchers.adapters.http_client.belonging import Belonging, ForeignAnswer, doubt_of_key
+from dispatchers.adapters.http_client.connection import Connection
+from dispatchers.adapters.http_client.connector import Connector
+from dispatchers.adapters.http_client.pool import ConnectionPool
+from dispatchers.adapters.http_client.request_writer import WITHOUT_ANSWERED_BODY, Origin, Outgoing
 from dispatchers.adapters.trust import for_http
 from outbox.errors import ConfigurationError
 

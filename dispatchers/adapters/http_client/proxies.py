@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 import httpx
 
-from dispatchers.adapters.request_writer import Origin, Target
+from dispatchers.adapters.http_client.request_writer import Origin, Target
 from outbox.errors import ConfigurationError
 
 SCHEMES: Final = ("http", "https")
