@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, func, select
 
 from dispatchers.admin.decide.audit import write_audit
 from dispatchers.admin.decide.decisions import check_decision
-from dispatchers.admin.decide.effects import record_event, refused
+from dispatchers.admin.decide.effects import record_events, refused
 from dispatchers.admin.decide.safe import Offer
 from dispatchers.admin.read.entries import no_entry
 from dispatchers.store.queries import unreadable
@@ -152,9 +152,8 @@ def ask_again(
         return {}
     present = insert_entries(connection, _with_fair(connection, configuration, made.values()), list(made.values()))
     is_new = {first: second.id not in present for first, second in made.items()}
-    for first, second in made.items():
-        if is_new[first]:
-            record_event(connection, tables, first, actor, f"{text} (again as {second.id})")
+    texts = {first: f"{text} (again as {second.id})" for first, second in made.items() if is_new[first]}
+    record_events(connection, tables, actor, texts)
     return is_new
 
 

@@ -25,10 +25,10 @@ from dispatchers.admin.decide.effects import (
     Action,
     Unserved,
     Verdict,
-    cancel_row,
-    release_row,
-    resolve_row,
-    retry_row,
+    cancel_rows,
+    release_rows,
+    resolve_rows,
+    retry_rows,
     text_of,
 )
 from dispatchers.admin.decide.rules import why_not_in_bulk
@@ -265,18 +265,18 @@ def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows
         is_new = asking.ask_again(connection, decision.configuration, rows, actor, reason)
         done = sum(is_new.values())
         return Progress(done, {asking.ASKED_ALREADY: len(is_new) - done, DELETED: len(rows) - len(is_new)})
-    unserved = Unserved(connection, tables)
-    for row in rows:
-        text = text_of(reason, decision.verdict)
-        match decision.action:
-            case "retry":
-                retry_row(connection, tables, row, actor, text)
-            case "cancel":
-                cancel_row(connection, tables, row, actor, text, unserved)
-            case "release":
-                release_row(connection, tables, row, actor, text)
-            case _ if decision.verdict is not None:
-                resolve_row(connection, tables, row, decision.verdict, actor, reason, decision.result)
+    text = text_of(reason, decision.verdict)
+    match decision.action:
+        case _ if not rows:
+            pass
+        case "retry":
+            retry_rows(connection, tables, rows, actor, text)
+        case "cancel":
+            cancel_rows(connection, tables, rows, actor, text, Unserved(connection, tables))
+        case "release":
+            release_rows(connection, tables, rows, actor, text)
+        case _ if decision.verdict is not None:
+            resolve_rows(connection, tables, rows, decision.verdict, actor, reason, decision.result)
     return Progress(len(rows), {})
 
 

@@ -14,12 +14,12 @@ from dispatchers.admin.decide.effects import (
     RESOLVED_STATES,
     Unserved,
     Verdict,
-    cancel_row,
-    record_event,
+    cancel_rows,
+    record_events,
     refused,
-    release_row,
-    resolve_row,
-    retry_row,
+    release_rows,
+    resolve_rows,
+    retry_rows,
     text_of,
 )
 from dispatchers.admin.decide.rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
@@ -56,9 +56,9 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     if row.ordering_key is not None and free_stuck(connection, tables, [row.id]):
         row = entry_row(connection, tables, entry_id)
     _require(row, why_not_retry(row))
-    sends = retry_row(connection, tables, row, actor, reason)
+    retry_rows(connection, tables, [row], actor, reason)
     log_decision(connection, tables, entry_id, actor, "retry", reason)
-    return sends
+    return read_outcome(row.outcome).known is None
 
 
 def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> bool:
@@ -73,9 +73,9 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_cancel(row, is_suspended=is_suspended(connection, tables)))
-    at_once = cancel_row(connection, tables, row, actor, reason, Unserved(connection, tables))
+    settled = cancel_rows(connection, tables, [row], actor, reason, Unserved(connection, tables))
     log_decision(connection, tables, entry_id, actor, "cancel", reason)
-    return at_once
+    return bool(settled)
 
 
 def resolve(
@@ -101,7 +101,7 @@ def resolve(
     check_resolution(verdict, actor, reason, result)
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_resolve(row))
-    resolve_row(connection, tables, row, verdict, actor, reason, result)
+    resolve_rows(connection, tables, [row], verdict, actor, reason, result)
     log_decision(connection, tables, entry_id, actor, "resolve", text_of(reason, verdict))
 
 
@@ -113,7 +113,7 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     check_decision(actor, reason)
     row = entry_row(connection, tables, entry_id)
     _require(row, why_not_release(row))
-    release_row(connection, tables, row, actor, reason)
+    release_rows(connection, tables, [row], actor, reason)
     log_decision(connection, tables, entry_id, actor, "release", reason)
 
 
@@ -143,12 +143,12 @@ def release_group(
         )
     if row is not None:
         advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
-        record_event(connection, tables, row.entry_id, actor, reason)
+        record_events(connection, tables, actor, {row.entry_id: reason})
     else:
         head = connection.execute(head_of(tables, ordering_key)).scalar()
         if head is None or not free_stuck(connection, tables, [head]):
             raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked: nothing has to be released")
-        record_event(connection, tables, head, actor, reason)
+        record_events(connection, tables, actor, {head: reason})
     write_audit(
         connection, tables, actor=actor, action="release", kind="ordering_group", target=ordering_key, reason=reason
     )

@@ -1,14 +1,16 @@
-"""What a decision about an entry writes: to the row of the queue, which the caller has locked, and to the entry's history.
+"""What a decision about entries writes: to their rows of the queue, which the caller has locked, and to the entries' histories.
 
-Whether the decision is allowed, `decision_rules` says before. The audit log is the caller's.
+Whether the decision is allowed, `decision_rules` says before. The audit log is the caller's. However many the entries are, each
+function sends a few statements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, insert, select, text, update
+from sqlalchemy import ARRAY, Connection, Row, Update, Uuid, bindparam, case, delete, insert, select, text, update
 
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.store import callback_registry
@@ -35,11 +37,9 @@ def text_of(reason: str, verdict: Verdict | None) -> str:
     return f"{verdict}: {reason}" if verdict else reason
 
 
-def retry_row(connection: Connection, tables: Tables, row: Row[Any], actor: str, text: str) -> bool:
-    """As `decisions.retry` returns."""
-    _write(connection, tables, row, due_at=clock())
-    record_event(connection, tables, row.id, actor, text)
-    return read_outcome(row.outcome).known is None
+def retry_rows(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], actor: str, text: str) -> None:
+    _write(connection, tables, rows, due_at=clock())
+    _record(connection, tables, rows, actor, text)
 
 
 class Unserved:
@@ -53,12 +53,16 @@ class Unserved:
         self._env = recorded_environment(connection, tables)
         self.at = database_now(connection)
 
-    def may_be_settled_here(self, row: Row[Any]) -> bool:
-        """Whether no dispatcher serves it, and no recorded callback belongs to it."""
+    def settled_here(self, rows: Sequence[Row[Any]]) -> list[Row[Any]]:
+        """The rows that no dispatcher serves, and to which no recorded callback belongs."""
         entry = self._tables.entry
-        found = self._connection.execute(select(entry.c.env, entry.c.operation).where(entry.c.id == row.id)).one()
-        is_unserved = self._env not in (None, found.env) or self._is_unserved_for_long(row, found)
-        return is_unserved and not self._callback_is_due(found.operation)
+        asked = select(entry.c.id, entry.c.env, entry.c.operation).where(entry.c.id.in_([row.id for row in rows]))
+        entries: dict[UUID, Any] = {found.id: found for found in self._connection.execute(asked)}
+        return [row for row in rows if self._may_be_settled_here(row, entries[row.id])]
+
+    def _may_be_settled_here(self, row: Row[Any], entry: Any) -> bool:
+        is_unserved = self._env not in (None, entry.env) or self._is_unserved_for_long(row, entry)
+        return is_unserved and not self._callback_is_due(entry.operation)
 
     def _callback_is_due(self, operation: str) -> bool:
         if operation not in self._has_callback:
@@ -66,7 +70,7 @@ class Unserved:
             self._has_callback[operation] = due
         return self._has_callback[operation]
 
-    def _is_unserved_for_long(self, row: Row[Any], entry: Row[str, str]) -> bool:
+    def _is_unserved_for_long(self, row: Row[Any], entry: Any) -> bool:
         """Whether no dispatcher has served its operation although it has been due: it, or another one of them, has only been
         released since, and it has never been tried.
         """
@@ -82,34 +86,46 @@ class Unserved:
         return self._known[operation]
 
 
-def cancel_row(
-    connection: Connection, tables: Tables, row: Row[Any], actor: str, text: str, unserved: Unserved
-) -> bool:
-    """As `decisions.cancel` returns."""
-    at_once, now = unserved.may_be_settled_here(row), unserved.at
-    if at_once:
-        _settle_cancelled(connection, tables, row, text)
-    else:
-        known = read_outcome(row.outcome).known
-        decided_at = now if known is None or known.decided_at is None else known.decided_at
-        _know(connection, tables, row, Known(state="cancelled", reason=text, decided_at=decided_at))
-    record_event(connection, tables, row.id, actor, text)
+def cancel_rows(
+    connection: Connection, tables: Tables, rows: Sequence[Row[Any]], actor: str, text: str, unserved: Unserved
+) -> Collection[UUID]:
+    """Returns the entries that this transaction settles, as `decisions.cancel` says."""
+    settled = unserved.settled_here(rows)
+    at_once = {row.id for row in settled}
+    if settled:
+        _settle_cancelled(connection, tables, settled, text)
+    _know(connection, tables, [row for row in rows if row.id not in at_once], partial(_cancelled, text, unserved.at))
+    _record(connection, tables, rows, actor, text)
     return at_once
 
 
-def resolve_row(
-    connection: Connection, tables: Tables, row: Row[Any], verdict: Verdict, actor: str, reason: str, result: Any = None
+def _cancelled(text: str, now: datetime, row: Row[Any]) -> Known:
+    known = read_outcome(row.outcome).known
+    decided_at = now if known is None or known.decided_at is None else known.decided_at
+    return Known(state="cancelled", reason=text, decided_at=decided_at)
+
+
+def resolve_rows(
+    connection: Connection,
+    tables: Tables,
+    rows: Sequence[Row[Any]],
+    verdict: Verdict,
+    actor: str,
+    reason: str,
+    result: Any = None,
 ) -> None:
-    _know(connection, tables, row, Known(state=RESOLVED_STATES[verdict], result=result, reason=reason))
-    record_event(connection, tables, row.id, actor, text_of(reason, verdict))
+    known = Known(state=RESOLVED_STATES[verdict], result=result, reason=reason)
+    _know(connection, tables, rows, lambda row: known)
+    _record(connection, tables, rows, actor, text_of(reason, verdict))
 
 
 def send_again_row(
     connection: Connection, tables: Tables, row: Row[Any], key_epoch: int, actor: str, reason: str, text: str
 ) -> None:
     """key_epoch: the only one under which it may be sent."""
-    _know(connection, tables, row, Known(state="send_again", reason=reason, key_epoch=key_epoch))
-    record_event(connection, tables, row.id, actor, text)
+    known = Known(state="send_again", reason=reason, key_epoch=key_epoch)
+    _know(connection, tables, [row], lambda row: known)
+    _record(connection, tables, [row], actor, text)
 
 
 def look_up_row(
@@ -120,34 +136,56 @@ def look_up_row(
     why, now = stored.reason or "uncertain", database_now(connection)
     state = stored.lookup or LookupState(why, 1, now + fencing_delay, row.deliveries, stored.stored)
     state = state._replace(inconclusive=max(state.inconclusive, 1), deliveries=row.deliveries)
-    _write(connection, tables, row, outcome=write_outcome(why, lookup=state), known=None, due_at=clock())
-    record_event(connection, tables, row.id, actor, text)
+    _write(connection, tables, [row], outcome=write_outcome(why, lookup=state), known=None, due_at=clock())
+    _record(connection, tables, [row], actor, text)
 
 
-def release_row(connection: Connection, tables: Tables, row: Row[Any], actor: str, text: str) -> None:
+def release_rows(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], actor: str, text: str) -> None:
+    undecided = [row for row in rows if _is_undecided(row)]
+    waiting = [row for row in rows if not _is_undecided(row)]
+    _write(connection, tables, undecided, suspended_reason=None, due_at=NEVER)
+    _write(connection, tables, waiting, suspended_reason=None, due_at=clock())
+    _record(connection, tables, rows, actor, text)
+
+
+def _is_undecided(row: Row[Any]) -> bool:
     outcome = read_outcome(row.outcome)
-    undecided = row.state == "uncertain" and outcome.known is None and outcome.lookup is None
-    _write(connection, tables, row, suspended_reason=None, due_at=NEVER if undecided else clock())
-    record_event(connection, tables, row.id, actor, text)
+    return row.state == "uncertain" and outcome.known is None and outcome.lookup is None
 
 
-def record_event(connection: Connection, tables: Tables, entry_id: UUID, actor: str, text: str) -> None:
-    """Add a decision to the entry's history."""
-    decision = insert(tables.event).values(entry_id=entry_id, at=clock(), kind="decision", actor=actor, reason=text)
-    connection.execute(decision)
+def record_events(connection: Connection, tables: Tables, actor: str, texts: Mapping[UUID, str]) -> None:
+    """Add a decision to the history of each of these entries, with its text."""
+    if texts:
+        decision = insert(tables.event).values(at=clock(), kind="decision", actor=actor)
+        connection.execute(decision, [{"entry_id": id, "reason": text} for id, text in texts.items()])
+
+
+def _record(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], actor: str, text: str) -> None:
+    record_events(connection, tables, actor, {row.id: text for row in rows})
 
 
 def refused(row: Row[Any], why: str) -> DecisionRefused:
     return DecisionRefused(f"entry {row.id} is {row.state}: {why}", row.state)
 
 
-# --- the row
+# --- the rows
 
 
-def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
-    """Store the decision about the entry; the next dispatcher that claims it carries it out."""
-    outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
-    _write(connection, tables, row, outcome=outcome, known=row.destination, due_at=clock())
+def _know(
+    connection: Connection, tables: Tables, rows: Sequence[Row[Any]], known_of: Callable[[Row[Any]], Known]
+) -> None:
+    """Store the decision about the entries; the next dispatcher that claims one carries it out."""
+    if not rows:
+        return
+    outcomes = {}
+    for row in rows:
+        known = known_of(row)
+        outcomes[row.id] = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
+    queue = tables.queue
+    different = len(set(outcomes.values())) > 1
+    of_each = [(queue.c.id == id, outcome) for id, outcome in outcomes.items()]
+    outcome: Any = case(*of_each) if different else outcomes[rows[0].id]
+    _write(connection, tables, rows, outcome=outcome, known=queue.c.destination, due_at=clock())
 
 
 def _is_another_unserved(
@@ -169,29 +207,48 @@ def _is_another_unserved(
     return read_outcome(connection.execute(others).scalar_one_or_none()).is_unserved
 
 
-def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
+def _settle_cancelled(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], reason: str) -> None:
     """On PostgreSQL by the function that the app has too: the operator's role may not delete a row of the queue."""
     if connection.dialect.name == "postgresql":
-        function = function_name("cancel", tables.queue.schema, tables.queue.name.removesuffix("queue"))
-        given = {"id": row.id, "why": reason}
-        if not connection.execute(text(f"SELECT {function}(:id, :why)"), given).scalar_one():
-            raise refused(row, CHANGED)
+        _cancel_by_function(connection, tables, rows, reason)
         return
-    _execute_unchanged(connection, tables, row, delete(tables.queue))
-    ended = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
-    ended |= {"state": "cancelled", "reason": reason, "settled_at": clock()}
-    connection.execute(insert(tables.settlement).values(ended))
-    if row.position is not None:
-        advance(connection, tables, [Place(row.ordering_key, row.position)])
+    _execute_unchanged(connection, tables, rows, delete(tables.queue))
+    kept = ("id", "deliveries", "attempts", "key_epoch")
+    ended = [{name: row._mapping[name] for name in kept} for row in rows]
+    settled = insert(tables.settlement).values(state="cancelled", reason=reason, settled_at=clock())
+    connection.execute(settled, ended)
+    places = [Place(row.ordering_key, row.position) for row in rows if row.position is not None]
+    advance(connection, tables, places)
 
 
-def _write(connection: Connection, tables: Tables, row: Row[Any], **values: Any) -> None:
-    _execute_unchanged(connection, tables, row, update(tables.queue).values(values))
+def _cancel_by_function(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], reason: str) -> None:
+    """One statement: the function, whose statements see what those before them have changed, is called for one after another."""
+    function = function_name("cancel", tables.queue.schema, tables.queue.name.removesuffix("queue"))
+    ids = bindparam("ids", [row.id for row in rows], type_=ARRAY(Uuid))
+    asked = text(f"SELECT a.id FROM unnest(:ids) AS a (id) WHERE NOT {function}(a.id, :why)").bindparams(ids)
+    _require_changed(rows, set(connection.execute(asked, {"why": reason}).scalars()))
 
 
-def _execute_unchanged(connection: Connection, tables: Tables, row: Row[Any], change: Any) -> None:
-    """Change the row, if it still is as it was read: SQLite has no lock on a row that was only read."""
+def _write(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], **values: Any) -> None:
+    _execute_unchanged(connection, tables, rows, update(tables.queue).values(values))
+
+
+def _execute_unchanged(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], change: Any) -> None:
+    """Change the rows, if they still are as they were read: SQLite has no lock on a row that was only read."""
     queue = tables.queue.c
-    unchanged = queue.id == row.id, queue.state == row.state, queue.deliveries == row.deliveries
-    if not connection.execute(change.where(*unchanged)).rowcount:
-        raise refused(row, CHANGED)
+    alike: dict[tuple[str, int], list[Row[Any]]] = {}
+    for row in rows:
+        alike.setdefault((row.state, row.deliveries), []).append(row)
+    for (state, deliveries), some in alike.items():
+        ids = [row.id for row in some]
+        unchanged = queue.id.in_(ids), queue.state == state, queue.deliveries == deliveries
+        if connection.execute(change.where(*unchanged)).rowcount != len(ids):
+            found = set(connection.execute(select(queue.id).where(*unchanged)).scalars())
+            _require_changed(some, set(ids) - found if isinstance(change, Update) else set(ids))
+
+
+def _require_changed(rows: Sequence[Row[Any]], others: Collection[UUID]) -> None:
+    """Raise `DecisionRefused` about the first of the `others`, which were not changed."""
+    for row in rows:
+        if row.id in others:
+            raise refused(row, CHANGED)

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT
 from support.database import TABLES, Database, statements_of
-from support.entries import age, put, run_once
+from support.entries import age, change, put, run_once
 
 import outbox
 from dispatchers import Rejected
@@ -16,8 +16,11 @@ from dispatchers.admin.decide import bulk
 from dispatchers.admin.decide.again import again
 from dispatchers.admin.decide.bulk import LOCKED, BulkDecision, Progress, decide, preview
 from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.stored_outcome import StoredOutcome, read_outcome, write_outcome
 from outbox.configuration import Configuration
 from outbox.keys import Keyring
+from outbox.sql.dialect import clock, later
+from outbox.times import NEVER
 
 HOUR = timedelta(hours=1)
 WHO: dict[str, Any] = {"actor": "ada", "reason": "the service is back"}
@@ -61,3 +64,66 @@ def test_who_serves_an_operation_is_asked_once_in_a_batch(database: Database, ob
 
     assert done == Progress(10, {})
     assert sum("waiting_since <=" in statement for statement in statements) == 1
+
+
+DECISIONS = {
+    "cancel, by a dispatcher": (Filter(states=("pending",)), BulkDecision(action="cancel", **WHO)),
+    "cancel, at once": (Filter(states=("pending",)), BulkDecision(action="cancel", **WHO)),
+    "retry": (Filter(states=("pending",)), BulkDecision(action="retry", **WHO)),
+    "resolve": (Filter(states=("uncertain",)), BulkDecision(action="resolve", verdict="happened", **WHO)),
+    "release": (Filter(states=("pending",)), BulkDecision(action="release", **WHO)),
+}
+
+
+@pytest.mark.parametrize("kind", DECISIONS)
+def test_a_batch_costs_as_many_statements_as_one_entry(database: Database, ob: outbox.Outbox, kind: str) -> None:
+    """Entries of one state: a few statements for each batch of at most `MAX_BATCH_ENTRIES`, however many entries it has."""
+    wanted, decision = DECISIONS[kind]
+    sent: dict[int, int] = {}
+    for count in (1, 30, 1000):
+        prepare(database, kind, put(database, ob, count=count))
+        with statements_of(database.engine) as statements:
+            done = decided(database, database.engine, wanted, decision)
+        assert done == Progress(count, {})
+        changing = [each for each in statements if not each.startswith(("BEGIN", "COMMIT"))]
+        sent[count] = len(changing)
+        database.execute(sa.delete(TABLES.queue))
+
+    assert sent[30] == sent[1] < 30
+    assert sent[1000] <= 10 * sent[1]
+
+
+def prepare(database: Database, kind: str, ids: list[Any]) -> None:
+    """Bring what was enqueued into the state that the decision is about."""
+    changes: dict[str, dict[str, Any]] = {
+        "resolve": {"state": "uncertain", "maybe_sent": True, "due_at": NEVER, "deliveries": 1, "attempts": 1},
+        "release": {"suspended_reason": "a poison message"},
+        "retry": {"due_at": later(clock(), HOUR)},
+    }
+    if kind == "cancel, at once":
+        age(database, HOUR)
+        unserved = StoredOutcome().with_unserved_reason("nobody serves it")
+        database.execute(sa.update(TABLES.queue).values(outcome=unserved))
+    elif kind in changes:
+        database.execute(sa.update(TABLES.queue).values(**changes[kind]))
+
+
+@pytest.mark.parametrize("kind", ["cancel, by a dispatcher", "resolve"])
+def test_entries_with_different_histories_are_decided_by_one_statement(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    """What was stored of each is kept."""
+    ids = put(database, ob, count=20)
+    prepare(database, kind, ids)
+    stored = {id: number % 2 == 1 for number, id in enumerate(ids)}
+    for id in ids:
+        change(database, id, outcome=write_outcome("x", stored=stored[id]))
+    wanted, decision = DECISIONS[kind]
+
+    with statements_of(database.engine) as statements:
+        assert decided(database, database.engine, wanted, decision) == Progress(20, {})
+
+    assert sum(each.startswith("UPDATE outbox_queue") for each in statements) == 1
+    outcomes = {row.id: read_outcome(row.outcome) for row in database.rows(TABLES.queue)}
+    assert {id: outcome.stored for id, outcome in outcomes.items()} == stored
+    assert {row.known for row in database.rows(TABLES.queue)} == {"crm"}
