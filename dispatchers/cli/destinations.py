@@ -9,18 +9,19 @@ from dispatchers.cli.over_databases import decision_options, over_databases
 
 
 @click.command()
+@options.all_option
 @over_databases
-def destinations(target: options.Target) -> None:
+def destinations(is_whole: bool, target: options.Target) -> None:
     """Show each destination's backlog and throttling.
 
-    Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
+    Of more than 30 destinations it shows those that need attention most. Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
     circuit breaker.
     """
     from dispatchers.admin.read.destinations import read_destinations
 
     with reading(target) as (connection, tables):
         found = read_destinations(connection, tables)
-    answer(found, lambda: rendering.destinations(found))
+    answer(found, lambda: rendering.destinations(found, is_whole=is_whole))
 
 
 @click.command()

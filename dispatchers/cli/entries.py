@@ -32,6 +32,7 @@ ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort
 @options.env_option
 @options.any_scope_option
 @options.any_source_option
+@options.all_option
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -39,12 +40,18 @@ ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort
 )
 @over_databases
 def status(
-    parent: str | None, env: str | None, scope: str | None, source: str | None, exit_code: bool, target: options.Target
+    parent: str | None,
+    env: str | None,
+    scope: str | None,
+    source: str | None,
+    is_whole: bool,
+    exit_code: bool,
+    target: options.Target,
 ) -> None:
     """Show queue health, or the status of one parent key.
 
     Without PARENT, shows for each destination the number of unfinished entries in each state, and the age of the oldest due
-    entry. PARENT is the key of a business request, for example an Idempotency-Key. With it, shows every entry under this
+    entry; of more than 30 destinations those that need attention most. PARENT is the key of a business request, for example an Idempotency-Key. With it, shows every entry under this
     key, also finished ones, oldest first.
     """
     from dispatchers.admin.read import entries as admin_entries
@@ -53,7 +60,7 @@ def status(
     if parent is None:
         with reading(target) as (connection, tables):
             overview = read_overview(connection, tables)
-        answer(overview, lambda: rendering.overview(overview))
+        answer(overview, lambda: rendering.overview(overview, is_whole=is_whole))
         needs_attention = overview.uncertain > 0 or overview.suspended_reason is not None
     else:
         wanted = filters.parent_wanted(env, parent, scope, source)

@@ -40,6 +40,9 @@ scope_option = click.option("--scope", default="", help="Scope of the parent key
 source_option = click.option(
     "--source", default="app", show_default=True, help="Source of the parent key: app, http, inbox:..."
 )
+all_option = click.option(
+    "--all", "is_whole", is_flag=True, help="Print all destinations; else the 30 that need attention most."
+)
 any_scope_option = once_option("--scope", help="Only parent keys of this scope (the caller).")
 any_source_option = once_option("--source", help="Only parent keys of this source: app, http, inbox:...")
 

@@ -1,5 +1,6 @@
 """Draws what was read as text and tables: the overview, lists, one entry."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,27 +19,33 @@ if TYPE_CHECKING:
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
+ALL = sys.maxsize
 OVERDUE_SHOWN = 5
+DESTINATIONS_SHOWN = 30  # those that need attention most; `--all` and `--json` print all of them
 UNCLAIMED_SECONDS = 60
 
 
-def overview(found: "Overview") -> "Iterator[RenderableType]":
+def overview(found: "Overview", *, is_whole: bool) -> "Iterator[RenderableType]":
+    """is_whole: whether all destinations and operations are shown, however many there are."""
+    max_shown = ALL if is_whole else DESTINATIONS_SHOWN
     if found.suspended_reason:
         yield prose(f"sending is suspended: {found.suspended_reason}", "bold red")
     if found.resumed:
         ago = span(found.at - found.resumed.at)
         yield prose(f"resumed {ago} ago by {found.resumed.by}: {found.resumed.reason}")
-    yield from _queue(found)
+    yield from _queue(found, max_shown)
     yield from _dispatchers(found)
 
 
-def _queue(found: "Overview") -> "Iterator[RenderableType]":
+def _queue(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
+    from dispatchers.admin.read.overview import most_urgent
+
     if not found.destinations:
         yield prose("the queue is empty")
         return
     numbers = [*map(str.upper, WAITING), "SUSPENDED", "OLDEST DUE"]
     drawn = table("DESTINATION", *numbers, "NOTE", elastic=["DESTINATION", "NOTE"], right=numbers)
-    for destination in found.destinations:
+    for destination in most_urgent(found, max_shown):
         drawn.add_row(
             cell(destination.name),
             *(cell(destination.states.get(state, 0)) for state in WAITING),
@@ -47,6 +54,7 @@ def _queue(found: "Overview") -> "Iterator[RenderableType]":
             cell(_note(destination, found.at)),
         )
     yield drawn
+    yield from _left_out(len(found.destinations) - max_shown, "destinations")
     if found.decided:
         yield prose(decided(found.decided, found), "yellow")
     if found.uncertain:
@@ -64,18 +72,31 @@ def _queue(found: "Overview") -> "Iterator[RenderableType]":
             " an open transaction has locked their rows (pg_stat_activity shows it)",
             "yellow",
         )
-    for unserved in found.unserved or ():
-        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
-        yield prose(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}", "yellow")
-    named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
-    for waiting in found.unregistered:
-        if (waiting.operation, waiting.destination) not in named:
-            entries = f"{waiting.entries} or more" if waiting.has_more else str(waiting.entries)
-            yield prose(f"{entries} of {waiting.operation} wait: no live dispatcher has registered it", "yellow")
+    yield from _unserved(found, max_shown)
     for group in found.blocked_groups:
         since = span(found.at - group.since)
         text = f"ordering group {group.ordering_key} blocked {since} ago by {group.entry_id}: {group.reason}"
         yield prose(text, "yellow")
+
+
+def _unserved(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
+    lines = []
+    for unserved in found.unserved or ():
+        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
+        lines.append(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}")
+    named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
+    for waiting in found.unregistered:
+        if (waiting.operation, waiting.destination) not in named:
+            entries = f"{waiting.entries} or more" if waiting.has_more else str(waiting.entries)
+            lines.append(f"{entries} of {waiting.operation} wait: no live dispatcher has registered it")
+    for line in lines[:max_shown]:
+        yield prose(line, "yellow")
+    yield from _left_out(len(lines) - max_shown, "operations that no dispatcher serves")
+
+
+def _left_out(count: int, what: str) -> "Iterator[RenderableType]":
+    if count > 0:
+        yield prose(f"and {count:,} more {what}: --all or --json shows them", "yellow")
 
 
 def decided(count: int, found: "Overview") -> str:
@@ -115,13 +136,17 @@ def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":
         )
 
 
-def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
+def destinations(found: "DestinationStates", *, is_whole: bool) -> "Iterator[RenderableType]":
+    """is_whole: as of `overview`."""
+    from dispatchers.admin.read.destinations import most_urgent
+
+    max_shown = ALL if is_whole else DESTINATIONS_SHOWN
     if not found.destinations:
         yield prose("the queue is empty")
         return
     numbers = ["DUE", "OLDEST DUE", "RATE"]
     drawn = table("DESTINATION", *numbers, "NOTE", elastic=["DESTINATION", "NOTE"], right=numbers)
-    for state in found.destinations:
+    for state in most_urgent(found.destinations, max_shown):
         rate = state.rate_per_second
         drawn.add_row(
             cell(state.name),
@@ -131,6 +156,7 @@ def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
             prose(_throttling(state, found.at)),
         )
     yield drawn
+    yield from _left_out(len(found.destinations) - max_shown, "destinations")
 
 
 def _age(seconds: float | None) -> "Text":

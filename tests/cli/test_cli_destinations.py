@@ -5,6 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy.orm import Session
 from support.cli_runner import document, error_of, refused, set_row, succeeded
 from support.dashboard import put_heartbeat
 from support.database import TABLES, Database
@@ -180,3 +181,40 @@ def test_a_served_destination_without_entries_is_listed_and_known(database: Data
     assert [(each["name"], each["due"]) for each in before] == [("mail", 0)]
     assert paused == "destination mail paused\n"
     assert of_account["is_known"]
+
+
+@pytest.mark.parametrize("name", ["status", "destinations"])
+def test_of_1000_destinations_30_are_printed_with_those_that_need_attention(
+    database: Database, ob: outbox.Outbox, name: str
+) -> None:
+    with Session(database.engine) as session, session.begin():
+        for number in range(1000):
+            ob.enqueue(session, f"d{number:03}.send", {}, parent="order:1")
+    paused = [f"d{number:03}" for number in (0, 500, 999)]
+    for destination in paused:
+        throttle(database, destination, paused=True, decided_by="ada", decided_at=clock())
+
+    printed, whole = (succeeded(name, *option, database=database) for option in ((), ("--all",)))
+
+    shown = [line.split()[0] for line in printed.splitlines() if line.startswith("d")]
+    assert len(shown) == 30
+    assert set(paused) < set(shown)
+    assert shown == sorted(shown)
+    assert "and 970 more destinations: --all or --json shows them" in printed
+    assert sum(line.startswith("d") for line in whole.splitlines()) == 1000
+    assert " more destinations" not in whole
+    assert len(document(name, database=database)["destinations"]) == 1000
+
+
+def test_status_prints_30_of_many_operations_that_no_dispatcher_serves(database: Database, ob: outbox.Outbox) -> None:
+    with Session(database.engine) as session, session.begin():
+        for number in range(40):
+            ob.enqueue(session, f"crm.o{number}.send", {}, parent="order:1")
+    age(database, HOUR)
+    put_heartbeat(database)
+
+    printed, whole = (succeeded("status", *option, database=database) for option in ((), ("--all",)))
+
+    assert printed.count("no live dispatcher has registered it") == 30
+    assert "and 10 more operations that no dispatcher serves: --all or --json shows them" in printed
+    assert whole.count("no live dispatcher has registered it") == 40

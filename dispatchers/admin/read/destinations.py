@@ -142,10 +142,14 @@ def read_not_sent(connection: Connection, tables: Tables) -> NotSent:
 
 
 def most_urgent(destinations: Sequence[DestinationState], max_shown: int = MAX_SHOWN) -> list[DestinationState]:
-    """The destinations by name; if there are more than `max_shown`, those that are throttled, and then those with most due."""
+    """The destinations by name; if there are more than `max_shown`, those that are throttled, then those whose entries wait for a
+    known reason, and then those with most due.
+    """
     if len(destinations) <= max_shown:
         return list(destinations)
-    by_need = sorted(destinations, key=lambda each: (not _is_throttled(each), -each.due, each.name))
+    by_need = sorted(
+        destinations, key=lambda each: (not _is_throttled(each), each.waits_because is None, -each.due, each.name)
+    )
     return sorted(by_need[:max_shown], key=lambda each: each.name)
 
 

@@ -140,6 +140,22 @@ class Overview:
     resumed: LastResume | None
 
 
+def most_urgent(found: Overview, max_shown: int) -> list[DestinationOverview]:
+    """The destinations by name; if there are more than `max_shown`, those that are throttled, then those with entries that wait for
+    an operator, and then those whose oldest due entry has waited longest.
+    """
+
+    def need(each: DestinationOverview) -> tuple[bool, bool, float, str]:
+        is_cooling = each.cooldown_until is not None and each.cooldown_until > found.at
+        is_throttled = each.paused or each.breaker != "closed" or is_cooling
+        waits = each.states.get("uncertain", 0) + each.suspended + each.blocked > 0
+        return not is_throttled, not waits, -(each.oldest_due_seconds or 0), each.name
+
+    if len(found.destinations) <= max_shown:
+        return found.destinations
+    return sorted(sorted(found.destinations, key=need)[:max_shown], key=lambda each: each.name)
+
+
 def read_overview(connection: Connection, tables: Tables) -> Overview:
     """Count what has not ended, for each destination. Reads the queue from end to end."""
     now = database_now(connection)
