@@ -14,8 +14,8 @@ from dispatchers.cli.over_databases import decision_options, over_databases
 def destinations(is_whole: bool, target: options.Target) -> None:
     """Show each destination's backlog and throttling.
 
-    Of more than 30 destinations it shows those that need attention most. Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
-    circuit breaker.
+    Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
+    circuit breaker. Of more than 30 destinations it shows those that need attention most.
     """
     from dispatchers.admin.read.destinations import read_destinations
 

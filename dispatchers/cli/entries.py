@@ -51,8 +51,8 @@ def status(
     """Show queue health, or the status of one parent key.
 
     Without PARENT, shows for each destination the number of unfinished entries in each state, and the age of the oldest due
-    entry; of more than 30 destinations those that need attention most. PARENT is the key of a business request, for example an Idempotency-Key. With it, shows every entry under this
-    key, also finished ones, oldest first.
+    entry; of more than 30 destinations those that need attention most. PARENT is the key of a business request, for example
+    an Idempotency-Key. With it, shows every entry under this key, also finished ones, oldest first.
     """
     from dispatchers.admin.read import entries as admin_entries
     from dispatchers.admin.read.overview import read_overview

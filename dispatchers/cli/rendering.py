@@ -26,7 +26,7 @@ UNCLAIMED_SECONDS = 60
 
 
 def overview(found: "Overview", *, is_whole: bool) -> "Iterator[RenderableType]":
-    """is_whole: whether all destinations and operations are shown, however many there are."""
+    """is_whole: whether all destinations are shown, however many there are."""
     max_shown = ALL if is_whole else DESTINATIONS_SHOWN
     if found.suspended_reason:
         yield prose(f"sending is suspended: {found.suspended_reason}", "bold red")
@@ -54,7 +54,7 @@ def _queue(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
             cell(_note(destination, found.at)),
         )
     yield drawn
-    yield from _left_out(len(found.destinations) - max_shown, "destinations")
+    yield from _left_out(len(found.destinations) - max_shown)
     if found.decided:
         yield prose(decided(found.decided, found), "yellow")
     if found.uncertain:
@@ -72,31 +72,23 @@ def _queue(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
             " an open transaction has locked their rows (pg_stat_activity shows it)",
             "yellow",
         )
-    yield from _unserved(found, max_shown)
+    for unserved in found.unserved or ():
+        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
+        yield prose(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}", "yellow")
+    named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
+    for waiting in found.unregistered:
+        if (waiting.operation, waiting.destination) not in named:
+            entries = f"{waiting.entries} or more" if waiting.has_more else str(waiting.entries)
+            yield prose(f"{entries} of {waiting.operation} wait: no live dispatcher has registered it", "yellow")
     for group in found.blocked_groups:
         since = span(found.at - group.since)
         text = f"ordering group {group.ordering_key} blocked {since} ago by {group.entry_id}: {group.reason}"
         yield prose(text, "yellow")
 
 
-def _unserved(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
-    lines = []
-    for unserved in found.unserved or ():
-        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
-        lines.append(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}")
-    named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
-    for waiting in found.unregistered:
-        if (waiting.operation, waiting.destination) not in named:
-            entries = f"{waiting.entries} or more" if waiting.has_more else str(waiting.entries)
-            lines.append(f"{entries} of {waiting.operation} wait: no live dispatcher has registered it")
-    for line in lines[:max_shown]:
-        yield prose(line, "yellow")
-    yield from _left_out(len(lines) - max_shown, "operations that no dispatcher serves")
-
-
-def _left_out(count: int, what: str) -> "Iterator[RenderableType]":
+def _left_out(count: int) -> "Iterator[RenderableType]":
     if count > 0:
-        yield prose(f"and {count:,} more {what}: --all or --json shows them", "yellow")
+        yield prose(f"and {count:,} more destinations: --all or --json shows them", "yellow")
 
 
 def decided(count: int, found: "Overview") -> str:
@@ -156,7 +148,7 @@ def destinations(found: "DestinationStates", *, is_whole: bool) -> "Iterator[Ren
             prose(_throttling(state, found.at)),
         )
     yield drawn
-    yield from _left_out(len(found.destinations) - max_shown, "destinations")
+    yield from _left_out(len(found.destinations) - max_shown)
 
 
 def _age(seconds: float | None) -> "Text":

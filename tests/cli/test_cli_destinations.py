@@ -204,17 +204,3 @@ def test_of_1000_destinations_30_are_printed_with_those_that_need_attention(
     assert sum(line.startswith("d") for line in whole.splitlines()) == 1000
     assert " more destinations" not in whole
     assert len(document(name, database=database)["destinations"]) == 1000
-
-
-def test_status_prints_30_of_many_operations_that_no_dispatcher_serves(database: Database, ob: outbox.Outbox) -> None:
-    with Session(database.engine) as session, session.begin():
-        for number in range(40):
-            ob.enqueue(session, f"crm.o{number}.send", {}, parent="order:1")
-    age(database, HOUR)
-    put_heartbeat(database)
-
-    printed, whole = (succeeded("status", *option, database=database) for option in ((), ("--all",)))
-
-    assert printed.count("no live dispatcher has registered it") == 30
-    assert "and 10 more operations that no dispatcher serves: --all or --json shows them" in printed
-    assert whole.count("no live dispatcher has registered it") == 40

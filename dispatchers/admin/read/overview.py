@@ -141,8 +141,8 @@ class Overview:
 
 
 def most_urgent(found: Overview, max_shown: int) -> list[DestinationOverview]:
-    """The destinations by name; if there are more than `max_shown`, those that are throttled, then those with entries that wait for
-    an operator, and then those whose oldest due entry has waited longest.
+    """The destinations by name; if there are more than `max_shown`, those that are throttled, then those with entries that wait
+    for an operator, and then those whose oldest due entry has waited longest.
     """
 
     def need(each: DestinationOverview) -> tuple[bool, bool, float, str]:
