@@ -38,13 +38,13 @@ class SettledEntry:
     discriminator: str
     destination: str
     child_key: str
-    body: bytes = field(repr=False)
+    payload_json: bytes = field(repr=False)
     created_at: datetime
 
     @property
     def payload(self) -> Any:
         """The parsed payload; a new object at each call."""
-        return json.loads(self.body)
+        return json.loads(self.payload_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +295,7 @@ def prepare(
             discriminator=row.discriminator,
             destination=claimed.destination,
             child_key=encode_native(Tag(bytes(row.tag))),
-            body=bytes(row.payload),
+            payload_json=bytes(row.payload),
             created_at=row.created_at,
         ),
         state=end.state if isinstance(end, Settle) else "uncertain",

@@ -24,7 +24,8 @@ from outbox.times import EPOCH
 class Delivery(NamedTuple):
     """One attempt to send an entry, or one status lookup. (A tuple, because one is created for each send.)
 
-    body: the payload's JSON bytes as they were enqueued. Every attempt sends these bytes, in every release of the app.
+    payload_json: the payload as JSON, byte for byte as it was enqueued. Every attempt sends these bytes, in every release of
+        the app. (`payload` is the same, parsed.)
     key: the child key in the form that the adapter declared: the same for every attempt.
     attempt: 1 for the first attempt: how many sends of this entry may have left, this one included. For a lookup: the sends
         before it.
@@ -35,12 +36,12 @@ class Delivery(NamedTuple):
     age: how long ago the entry was enqueued, by the same clock. No attempt is older, even if clocks differ.
     ordering_key: what `outbox.enqueue(ordering_key=...)` was given. A broker that has ordering groups or partitions gets it.
 
-    The repr shows no body, options, headers or ordering key.
+    The repr shows no payload, options, headers or ordering key.
     """
 
     id: UUID
     operation: str
-    body: bytes
+    payload_json: bytes
     key: str
     attempt: int
     options: Mapping[str, Any]
@@ -53,7 +54,7 @@ class Delivery(NamedTuple):
     @property
     def payload(self) -> Any:
         """The parsed payload; a new object at each call."""
-        return json.loads(self.body)
+        return json.loads(self.payload_json)
 
     def __repr__(self) -> str:
         return f"Delivery(id={self.id!r}, operation={self.operation!r}, key={self.key!r}, attempt={self.attempt})"

@@ -121,7 +121,7 @@ class Suite:
         return Delivery(
             id=ENTRY,
             operation=self.operation,
-            body=json.dumps(self.payload if payload is None else payload).encode(),
+            payload_json=json.dumps(self.payload if payload is None else payload).encode(),
             key=adapter.key_format.encode(tag),
             attempt=attempt,
             options=self.options,

@@ -40,7 +40,7 @@ class MemoryFarSide:
         self._outcome = outcome
 
     def receive(self, delivery: Delivery) -> Outcome:
-        self.requests.append(delivery.key.encode() + delivery.body)
+        self.requests.append(delivery.key.encode() + delivery.payload_json)
         return self._outcome
 
 
@@ -62,7 +62,7 @@ EVERY_OUTCOME = tuple(
         Delivered({"id": 7}),
         Rejected("no such contact"),
         KeyConflict("another body came under this key"),
-        Deferred("busy", timedelta(seconds=7)),
+        Deferred("busy", after=timedelta(seconds=7)),
         InProgress(),
         Unknown("no answer"),
     )
@@ -117,7 +117,7 @@ def upsert(url: str, delivery: Delivery) -> Outcome:
         return Deferred(f"not connected: {type(error).__name__}")
     try:
         headers = {"Idempotency-Key": delivery.key, "Authorization": f"Bearer {TOKEN}"}
-        connection.request("PUT", "/contacts", delivery.body, headers)
+        connection.request("PUT", "/contacts", delivery.payload_json, headers)
         return outcome_of(connection.getresponse().status)
     except (OSError, HTTPException) as error:
         return Unknown(f"no answer: {type(error).__name__}")

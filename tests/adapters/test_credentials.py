@@ -189,7 +189,7 @@ def test_stripe_stores_no_api_key(status: int, caplog: pytest.LogCaptureFixture)
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, json={"id": key, "object": "x", "error": said}, headers={"Request-Id": key})
 
-    send = delivery()._replace(operation=CHARGE, body=b'{"amount": 1}')
+    send = delivery()._replace(operation=CHARGE, payload_json=b'{"amount": 1}')
 
     outcome = asyncio.run(StripeAdapter(api_key=key, transport=httpx.MockTransport(answer)).send(send))
 
@@ -263,7 +263,7 @@ def test_an_app_that_logs_at_debug_shows_no_header_of_ours(caplog: pytest.LogCap
 
     async def send_twice() -> None:
         for _ in range(2):
-            await crm.send(delivery()._replace(body=b'{"json": {}}'))
+            await crm.send(delivery()._replace(payload_json=b'{"json": {}}'))
         await crm.aclose()
 
     caplog.set_level(logging.DEBUG)

@@ -55,7 +55,7 @@ def adapter(dbos: DbosDatabase, **settings: Any) -> DbosAdapter:
 def delivery(seconds: float, **fields: Any) -> Delivery:
     given = {"operation": "orders.fulfil", "key": KEY, "attempt": 1, "options": {}, "headers": {}} | fields
     until = asyncio.get_running_loop().time() + seconds
-    return Delivery(id=uuid4(), body=b'{"amount":2000}', deadline=until, **given)
+    return Delivery(id=uuid4(), payload_json=b'{"amount":2000}', deadline=until, **given)
 
 
 def asked(adapter: DbosAdapter, verb: str, seconds: float = 10, **fields: Any) -> Any:

@@ -36,7 +36,7 @@ def delivery(payload: Any = CONTACT, **fields: Any) -> Delivery:
         "headers": {},
         "deadline": 0.0,
     }
-    return Delivery(id=ENTRY, body=json.dumps(payload).encode(), **{**given, **fields})
+    return Delivery(id=ENTRY, payload_json=json.dumps(payload).encode(), **{**given, **fields})
 
 
 def adapter(far: Far, **settings: Any) -> HttpAdapter:
@@ -78,7 +78,7 @@ def test_a_refusal_is_rejected_but_proves_nothing_of_earlier_attempts(status: in
 def test_a_throttled_request_comes_again_after_its_retry_after(status: int) -> None:
     response = httpx.Response(status, headers={"Retry-After": "7"})
 
-    assert answered(response) == Deferred(f"HTTP {status}", timedelta(seconds=7), cooldown=True)
+    assert answered(response) == Deferred(f"HTTP {status}", after=timedelta(seconds=7), cooldown=True)
 
 
 @pytest.mark.parametrize("status", [300, 304, 406, 408, 409, 418, 424, 425, 451, 499, 500, 501, 502, 503, 504, 599])
@@ -92,7 +92,9 @@ def test_any_other_status_proves_nothing(status: int) -> None:
 def test_an_unknown_outcome_keeps_retry_after_and_503_asks_it_of_all(status: int, asked: bool, cooldown: bool) -> None:
     answer = httpx.Response(status, headers={"Retry-After": "7"} if asked else {})
 
-    assert answered(answer) == Unknown(f"HTTP {status}", timedelta(seconds=7) if asked else None, cooldown=cooldown)
+    assert answered(answer) == Unknown(
+        f"HTTP {status}", after=timedelta(seconds=7) if asked else None, cooldown=cooldown
+    )
 
 
 def test_the_table_names_only_statuses_that_are_not_2xx() -> None:
@@ -105,10 +107,10 @@ OUTCOMES: dict[Meaning, Outcome] = {
     "rejected": Rejected("HTTP 409", result={"status": 409}),
     "conclusive": Rejected("HTTP 409", conclusive=True, result={"status": 409}),
     "key_conflict": KeyConflict("HTTP 409"),
-    "deferred": Deferred("HTTP 409", timedelta(seconds=7)),
+    "deferred": Deferred("HTTP 409", after=timedelta(seconds=7)),
     "in_progress": InProgress(timedelta(seconds=7)),
-    "unknown": Unknown("HTTP 409", timedelta(seconds=7)),
-    "final": Unknown("HTTP 409", timedelta(seconds=7), final=True),
+    "unknown": Unknown("HTTP 409", after=timedelta(seconds=7)),
+    "final": Unknown("HTTP 409", after=timedelta(seconds=7), final=True),
 }
 
 

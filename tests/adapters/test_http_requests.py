@@ -272,7 +272,7 @@ def test_a_payload_that_makes_no_request_is_rejected_by_field_before_it(far: Far
 
 @pytest.mark.parametrize("body", [b'{"json":' + b"[" * 100_000, b"{", b"\xff"])
 def test_a_payload_that_cannot_be_read_is_rejected_before_anything_is_sent(far: Far, body: bytes) -> None:
-    outcome = far.send(delivery()._replace(body=body))
+    outcome = far.send(delivery()._replace(payload_json=body))
 
     assert outcome == Rejected("the payload cannot be read as JSON")
     assert not far.requests

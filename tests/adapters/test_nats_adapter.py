@@ -82,7 +82,7 @@ def with_stream(cluster: Cluster, work: Any, **config: Any) -> Any:
 async def sent(adapter: NatsAdapter, *, key: str = "ck1_a", body: bytes = b'{"amount":2000}', **fields: Any) -> Outcome:
     given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
     until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    return await adapter.send(Delivery(id=uuid4(), key=key, body=body, deadline=until, **given))
+    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=body, deadline=until, **given))
 
 
 def test_an_entry_is_one_message_whose_id_the_inbox_finds(
@@ -136,7 +136,7 @@ def test_a_message_that_cannot_be_written_fails_no_other_of_its_batch(
         adapter = stream.adapter()
         until = asyncio.get_running_loop().time() + 10
         given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}, "deadline": until}
-        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", body=str(n).encode(), **given) for n in range(4)]
+        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", payload_json=str(n).encode(), **given) for n in range(4)]
         batch[3] = batch[3]._replace(options={"subject": "a\ud800"})
         outcomes: dict[int, Outcome] = {}
         monkeypatch.setattr(Client, "publish", failing)

@@ -73,4 +73,4 @@ def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: py
 async def _sent(adapter: NatsAdapter, key: str) -> Outcome:
     until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
     given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}}
-    return await adapter.send(Delivery(id=uuid4(), key=key, body=b"{}", deadline=until, **given))
+    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=b"{}", deadline=until, **given))

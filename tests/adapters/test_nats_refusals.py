@@ -56,7 +56,7 @@ def sent_to(server: FakeNats, subjects: Sequence[str]) -> list[Outcome | None]:
         until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
         given: dict[str, Any] = {"operation": "orders.placed", "attempt": 1, "headers": {}, "deadline": until}
         batch = [
-            Delivery(id=uuid4(), key=f"ck1_{number}", body=b"{}", options={"subject": subject}, **given)
+            Delivery(id=uuid4(), key=f"ck1_{number}", payload_json=b"{}", options={"subject": subject}, **given)
             for number, subject in enumerate(subjects)
         ]
         async with asyncio.timeout(20):

@@ -70,7 +70,7 @@ async def queue(arguments: dict[str, Any], exchange: dict[str, Any] | None = Non
 async def sent(adapter: RabbitMqAdapter, *, key: str = "ck1_a", **fields: Any) -> Outcome:
     given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
     until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    return await adapter.send(Delivery(id=uuid4(), key=key, body=b'{"amount":2000}', deadline=until, **given))
+    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=b'{"amount":2000}', deadline=until, **given))
 
 
 def test_an_entry_is_one_persistent_message_whose_id_the_inbox_finds(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -66,7 +66,7 @@ async def _sent(adapter: RabbitMqAdapter, key: str) -> Outcome:
         Delivery(
             id=uuid4(),
             key=key,
-            body=b"{}",
+            payload_json=b"{}",
             deadline=until,
             operation="orders.placed",
             attempt=1,

@@ -38,7 +38,7 @@ def stream() -> str:
 
 def delivery(key: str = "ck1_a", **fields: Any) -> Delivery:
     given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
-    return Delivery(id=uuid4(), key=key, body=b'{"amount":2000}', deadline=0.0, **given)
+    return Delivery(id=uuid4(), key=key, payload_json=b'{"amount":2000}', deadline=0.0, **given)
 
 
 async def sent(adapter: RedisAdapter, **fields: Any) -> Outcome:
@@ -77,7 +77,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
     assert state(postgresql, id) == "delivered"
     (entry,) = postgresql.entries
     (message,) = server.messages(stream)
-    assert message["body"].encode() == entry.payload
+    assert message["payload"].encode() == entry.payload
     assert keys_of([message]) == [outbox.keys.encode_native(outbox.keys.Tag(bytes(entry.tag)))]
     assert f'"stream": "{stream}"' in settlement_row(postgresql, id).result
 
@@ -340,7 +340,7 @@ def test_an_option_that_is_not_known_is_rejected() -> None:
         ({"urls": []}, "must name one server at least"),
         ({"urls": f"{URL}?retry_on_timeout=yes"}, "urls[0] has ['retry_on_timeout']"),
         ({"connect": {"socket_timeout": 1}}, "connect has ['socket_timeout']"),
-        ({"key_field": "body"}, "key_field='body' must be the name of a field other than 'body'"),
+        ({"key_field": "payload"}, "key_field='payload' must be the name of a field other than 'payload'"),
         ({"maxlen": 0}, "maxlen=0 must be an int of at least 1"),
         ({"replicas": -1}, "replicas=-1 must be an int of at least 0"),
     ],

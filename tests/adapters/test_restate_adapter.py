@@ -52,7 +52,7 @@ def asked(restate: Restate, verb: str, key: str, *, settings: Any = None, **fiel
     async def ask() -> Any:
         until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
         body = json.dumps({"number": key}).encode()
-        answer = await getattr(adapter, verb)(Delivery(id=uuid4(), key=key, body=body, deadline=until, **given))
+        answer = await getattr(adapter, verb)(Delivery(id=uuid4(), key=key, payload_json=body, deadline=until, **given))
         await adapter.aclose()
         return answer
 

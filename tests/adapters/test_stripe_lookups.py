@@ -63,7 +63,7 @@ def adapter_for(service: RunningStripe, **settings: Any) -> StripeAdapter:
 
 def delivery(operation: str = CREATE, payload: Any = CHARGE, *, id: UUID = ENTRY, **fields: Any) -> Delivery:
     given: dict[str, Any] = {"key": f"ck1_{id}", "attempt": 1, "options": {}, "headers": {}, "deadline": 0.0}
-    return Delivery(id=id, operation=operation, body=json.dumps(payload).encode(), **{**given, **fields})
+    return Delivery(id=id, operation=operation, payload_json=json.dumps(payload).encode(), **{**given, **fields})
 
 
 def sent(adapter: StripeAdapter, *deliveries: Delivery) -> list[Any]:

@@ -52,7 +52,7 @@ async def ask(adapter: TemporalAdapter, verb: str = "send", key: str = KEY, **fi
     given = {"operation": "orders.fulfil", "attempt": 1, "options": {}, "headers": {}} | fields
     until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
     body = given.pop("body", b'{"amount":2000}')
-    return await getattr(adapter, verb)(Delivery(id=uuid4(), key=key, body=body, deadline=until, **given))
+    return await getattr(adapter, verb)(Delivery(id=uuid4(), key=key, payload_json=body, deadline=until, **given))
 
 
 def asked(adapter: TemporalAdapter, verb: str = "send", **fields: Any) -> Any:

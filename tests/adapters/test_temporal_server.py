@@ -48,7 +48,7 @@ def adapter(temporal: Temporal, **settings: Any) -> TemporalAdapter:
 
 def delivery(key: str, body: bytes = b'{"amount": 2000}', attempt: int = 1, **fields: Any) -> Delivery:
     given: dict[str, Any] = {"operation": "orders.fulfil", "options": {}, "headers": {}} | fields
-    return Delivery(uuid4(), body=body, key=key, attempt=attempt, deadline=0.0, **given)
+    return Delivery(uuid4(), payload_json=body, key=key, attempt=attempt, deadline=0.0, **given)
 
 
 async def found(adapter: TemporalAdapter, key: str) -> Any:

@@ -53,11 +53,11 @@ ONE_OF_EACH: dict[type, Outcome] = {
 }
 
 
-def delivery(body: bytes = b"{}") -> Delivery:
+def delivery(payload_json: bytes = b"{}") -> Delivery:
     return Delivery(
         id=UUID(int=1),
         operation="mail.send",
-        body=body,
+        payload_json=payload_json,
         key="ck1_a",
         attempt=1,
         options={},
@@ -77,7 +77,7 @@ def claimed() -> ClaimedEntry:
 # --- a delivery
 
 
-def test_the_payload_is_the_body_parsed() -> None:
+def test_the_payload_is_the_json_parsed() -> None:
     assert delivery(b'{"amount": 250, "lines": ["a", null, 1.5]}').payload == {"amount": 250, "lines": ["a", None, 1.5]}
 
 
@@ -87,13 +87,13 @@ def test_the_payload_is_parsed_each_time_so_that_changes_stay_apart() -> None:
     sent.payload["lines"].append("changed")
 
     assert sent.payload == {"lines": []}
-    assert sent.body == b'{"lines": []}'
+    assert sent.payload_json == b'{"lines": []}'
 
 
-def test_the_body_is_what_was_enqueued_to_the_byte() -> None:
-    body = '{"b": 1.0,  "a": "é", "a": 2}'.encode()
+def test_the_json_of_the_payload_is_what_was_enqueued_to_the_byte() -> None:
+    enqueued = '{"b": 1.0,  "a": "é", "a": 2}'.encode()
 
-    assert delivery(body).body == body
+    assert delivery(enqueued).payload_json == enqueued
 
 
 @pytest.mark.parametrize(

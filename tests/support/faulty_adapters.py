@@ -43,7 +43,9 @@ class Crm(Adapter):
     async def exchange(self, delivery: Delivery) -> Outcome:
         headers = {"Authorization": f"Bearer {TOKEN}", "Idempotency-Key": delivery.key}
         async with self.client() as client:
-            request = client.build_request("PUT", f"{self.url}/contacts", content=delivery.body, headers=headers)
+            request = client.build_request(
+                "PUT", f"{self.url}/contacts", content=delivery.payload_json, headers=headers
+            )
             response = await client.send(request, stream=True)
             await response.aclose()
             return self.meaning(response)
@@ -222,7 +224,9 @@ class LeavingATask(Crm):
 
 class NumberingAttempts(Crm):
     async def exchange(self, delivery: Delivery) -> Outcome:
-        return await super().exchange(delivery._replace(body=json.dumps([delivery.payload, delivery.attempt]).encode()))
+        return await super().exchange(
+            delivery._replace(payload_json=json.dumps([delivery.payload, delivery.attempt]).encode())
+        )
 
 
 class NumberingProcesses(Crm):
@@ -283,7 +287,7 @@ class Parsing(Crm):
     async def exchange(self, delivery: Delivery) -> Outcome:
         async with self.client() as client:
             headers = {"Idempotency-Key": delivery.key}
-            response = await client.put(self.url, content=delivery.body, headers=headers)
+            response = await client.put(self.url, content=delivery.payload_json, headers=headers)
             try:
                 return Delivered(response.json())
             except ValueError:
@@ -317,7 +321,7 @@ class Mute(Crm):
 
 class BackwardInTime(Crm):
     def meaning(self, response: httpx.Response) -> Outcome:
-        return Deferred("later", timedelta(seconds=-1))
+        return Deferred("later", after=timedelta(seconds=-1))
 
 
 class Slow(Crm):

@@ -30,7 +30,7 @@ def delivery(payload: Any = MAIL, *, seconds: float = 30, **fields: Any) -> Deli
     deadline = asyncio.get_running_loop().time() + seconds
     given = {"operation": "email.send", "key": KEY, "attempt": 1, "options": {}, "headers": {}, "deadline": deadline}
     given |= {"due_at": DUE_AT}
-    return Delivery(id=ENTRY, body=json.dumps(payload).encode(), **{**given, **fields})
+    return Delivery(id=ENTRY, payload_json=json.dumps(payload).encode(), **{**given, **fields})
 
 
 def adapter_for(port: int, **settings: Any) -> SmtpAdapter:

@@ -56,7 +56,8 @@ class RedisPair:
                 continue
             messages = [*left, *(new[0][1] if new else ())]
             received = {
-                id: (inboxes.from_redis(fields, scope="shop"), json.loads(fields[b"body"])) for id, fields in messages
+                id: (inboxes.from_redis(fields, scope="shop"), json.loads(fields[b"payload"]))
+                for id, fields in messages
             }
             applied = await asyncio.to_thread(apply, list(received.values())) if received else []
             done = [id for id, (identity, _) in received.items() if identity["message_id"] in applied]

@@ -46,7 +46,14 @@ def routes_of(adapters: Mapping[str, Adapter]) -> Routes:
 
 def delivery(operation: str = "mail.send") -> Delivery:
     return Delivery(
-        id=UUID(int=1), operation=operation, body=b"{}", key="ck1_a", attempt=1, options={}, headers={}, deadline=0.0
+        id=UUID(int=1),
+        operation=operation,
+        payload_json=b"{}",
+        key="ck1_a",
+        attempt=1,
+        options={},
+        headers={},
+        deadline=0.0,
     )
 
 

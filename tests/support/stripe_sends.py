@@ -21,7 +21,7 @@ INTENT = {"id": "pi_1", "object": "payment_intent", "status": "succeeded", "clie
 
 def delivery(operation: str = "stripe.payment_intents.create", payload: Any = CHARGE, **fields: Any) -> Delivery:
     given = {"key": KEY, "attempt": 1, "options": {}, "headers": {}, "deadline": 0.0}
-    return Delivery(id=ENTRY, operation=operation, body=json.dumps(payload).encode(), **{**given, **fields})
+    return Delivery(id=ENTRY, operation=operation, payload_json=json.dumps(payload).encode(), **{**given, **fields})
 
 
 def send(adapter: StripeAdapter, *deliveries: Delivery) -> Outcome:

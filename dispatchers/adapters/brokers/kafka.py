@@ -147,7 +147,7 @@ class KafkaAdapter(PlacesAdapter):
         return Record(
             self._places.of(delivery),
             delivery.ordering_key,
-            delivery.body,
+            delivery.payload_json,
             [(name, value.encode()) for name, value in headers.items()],
         )
 

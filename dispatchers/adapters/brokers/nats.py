@@ -5,7 +5,7 @@
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the subject `orders.placed`
 
-The body is the payload's JSON. The child key is the header `Nats-Msg-Id`, where `outbox.inboxes.from_nats` finds it.
+The message carries the payload's JSON. The child key is the header `Nats-Msg-Id`, where `outbox.inboxes.from_nats` finds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ class NatsAdapter(BatchAdapter):
         if unfit is not None:
             raise Unsendable(unfit)
         headers = {"Nats-Msg-Id": delivery.key, **self._headers, **delivery.headers}
-        return Message(subject, delivery.body, headers)
+        return Message(subject, delivery.payload_json, headers)
 
     async def aclose(self) -> None:
         """Close the connection. You may use the adapter again afterwards."""

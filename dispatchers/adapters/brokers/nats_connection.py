@@ -48,7 +48,7 @@ class Message(NamedTuple):
     """One message, before it is published."""
 
     subject: str
-    body: bytes
+    payload: bytes
     headers: dict[str, str]
 
 
@@ -152,15 +152,15 @@ class NatsConnection:
         batch = Batch(answered, self._loop.create_future(), len(messages))
         publish, surely_small = self._client.publish, self._client.max_payload - HEADERS_BYTES
         try:
-            for number, (subject, body, headers) in messages:
+            for number, (subject, payload, headers) in messages:
                 self._count += 1
                 reply = f"{self._inbox}{self._count}"
                 self._sent[reply] = subject, number, batch
-                if len(body) > surely_small and self._is_too_large(body, headers):
+                if len(payload) > surely_small and self._is_too_large(payload, headers):
                     self._end(reply, Rejected(TOO_LARGE.format(self._client.max_payload)))
                     continue
                 try:
-                    await publish(subject, body, reply, headers)
+                    await publish(subject, payload, reply, headers)
                 except Exception as error:  # of this message: the others of the batch must still be sent
                     self._end(reply, unpublished(error))
             await batch.ended
@@ -208,9 +208,9 @@ class NatsConnection:
         with suppress(BaseException):  # a send that waited has raised it
             checking.exception()
 
-    def _is_too_large(self, body: bytes, headers: Mapping[str, str]) -> bool:
+    def _is_too_large(self, payload: bytes, headers: Mapping[str, str]) -> bool:
         written = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
-        return len(body) + len(b"NATS/1.0\r\n\r\n") + written > self._client.max_payload
+        return len(payload) + len(b"NATS/1.0\r\n\r\n") + written > self._client.max_payload
 
     async def _answered(self, message: Msg) -> None:
         if message.subject in self._sent:

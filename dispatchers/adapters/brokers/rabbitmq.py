@@ -87,7 +87,7 @@ class RabbitMqAdapter(PlacesAdapter):
             headers=dict(delivery.headers) or None,
             message_id=delivery.key,
         )
-        return await connection.publish(delivery.body, routing_key, properties, latest)
+        return await connection.publish(delivery.payload_json, routing_key, properties, latest)
 
     async def aclose(self) -> None:
         """Close the connection. You may use the adapter again afterwards."""

@@ -5,7 +5,7 @@
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the stream `orders.placed`
 
-The field `body` is the payload's JSON. The child key is the field `event_id`, where `outbox.inboxes.from_redis` finds it.
+The field `payload` is the payload's JSON. The child key is the field `event_id`, where `outbox.inboxes.from_redis` finds it.
 The adapter deduplicates nothing: after a lost answer an entry is `uncertain`, unless the adapter has `at_least_once=True`.
 """
 
@@ -31,9 +31,9 @@ from dispatchers.adapters.places import OPERATION, Places
 from dispatchers.delivery import Answered, Deferred, Delivery, Outcome
 from outbox.errors import ConfigurationError
 
-BODY: Final = "body"
+PAYLOAD: Final = "payload"
 MAX_MESSAGES: Final = 500  # in one write
-MAX_BYTES: Final = 1_048_576  # of the bodies in one write
+MAX_BYTES: Final = 1_048_576  # of the payloads in one write
 OPTIONS: Final = frozenset(
     {
         *("username", "password", "credential_provider", "client_name"),
@@ -48,7 +48,7 @@ Node = tuple[str, int] | None
 
 
 class Message(NamedTuple):
-    """One XADD. bucket: the hash bucket of its stream. size: of its body, in bytes."""
+    """One XADD. bucket: the hash bucket of its stream. size: of its payload, in bytes."""
 
     bucket: int
     command: Arguments
@@ -90,8 +90,8 @@ class RedisAdapter(BatchAdapter):
         max_age: timedelta = timedelta(days=3),
         connect: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(key_field, str) or not key_field or key_field == BODY:
-            raise ConfigurationError(f"key_field={key_field!r} must be the name of a field other than {BODY!r}")
+        if not isinstance(key_field, str) or not key_field or key_field == PAYLOAD:
+            raise ConfigurationError(f"key_field={key_field!r} must be the name of a field other than {PAYLOAD!r}")
         if maxlen is not None and (not isinstance(maxlen, int) or maxlen < 1):
             raise ConfigurationError(f"maxlen={maxlen!r} must be an int of at least 1, or None")
         if not isinstance(replicas, int) or replicas < 0:
@@ -130,8 +130,8 @@ class RedisAdapter(BatchAdapter):
         bucket = key_slot(stream.encode())
         fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}
         named = [part for field in fields.items() for part in field]
-        command = ("XADD", stream, *self._trimming, "*", BODY, delivery.body, *named)
-        return Message(bucket, command, len(delivery.body))
+        command = ("XADD", stream, *self._trimming, "*", PAYLOAD, delivery.payload_json, *named)
+        return Message(bucket, command, len(delivery.payload_json))
 
     async def _append(self, messages: Sequence[Numbered], latest: float, answered: Answered) -> Sequence[Numbered]:
         """Append each message at the node that has its stream, as far as known. Returns those that another node must take."""

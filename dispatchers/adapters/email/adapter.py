@@ -161,7 +161,7 @@ class SmtpAdapter(Adapter):
 
     async def _composed(self, delivery: Delivery) -> Message:
         """The mail; a large one is made on a thread, because it would keep the event loop from everything else."""
-        if len(delivery.body) <= MAX_COMPOSED_BYTES:
+        if len(delivery.payload_json) <= MAX_COMPOSED_BYTES:
             return self._compose(delivery)
         message: Message = await on_own_thread("outbox-compose", self._compose, delivery)
         return message

@@ -128,7 +128,7 @@ class RestateAdapter(PlacesAdapter):
         headers = {**delivery.headers, **self._headers, **target.key_header, "content-type": "application/json"}
         try:
             answer = await self._transport.send(
-                httpx.Request("POST", self._ingress + target.start, headers=headers, content=delivery.body)
+                httpx.Request("POST", self._ingress + target.start, headers=headers, content=delivery.payload_json)
             )
         except NEVER_SENT as error:
             return Deferred(nothing_sent(error))
@@ -192,12 +192,12 @@ def _outcome(answer: Answer) -> Outcome:
     if status in (200, 202):
         return Delivered(_invocation(answer), replayed=_field(answer, "status") == "PreviouslyAccepted")
     if status in (401, 403, 407, 429):
-        return Deferred(reason, after, cooldown=True)
+        return Deferred(reason, after=after, cooldown=True)
     if status == 404:
-        return Deferred(f"{reason}: no such service or handler is registered", after)
+        return Deferred(f"{reason}: no such service or handler is registered", after=after)
     if status in REFUSED:
         return Rejected(reason)
-    return Unknown(reason, after, cooldown=status == 503 and after is not None)
+    return Unknown(reason, after=after, cooldown=status == 503 and after is not None)
 
 
 def _finding(answer: Answer) -> Finding:

@@ -37,7 +37,7 @@ from dispatchers.delivery import Absent, CannotTell, Deferred, Delivered, Delive
 from outbox.errors import ConfigurationError
 
 IDENTITY: Final = "sqlalchemy-outbox"
-MAX_BODY_BYTES: Final = 4_000_000  # a frontend takes 4 MiB, and answers a larger request as if it were overloaded
+MAX_PAYLOAD_BYTES: Final = 4_000_000  # a frontend takes 4 MiB, and answers a larger request as if it were overloaded
 UNREADABLE: Final = frozenset({RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED})
 FAILURES: Final = (RPCError, RuntimeError, OSError)  # RuntimeError: the SDK cannot connect; OSError: a TimeoutError too
 
@@ -136,9 +136,9 @@ class TemporalAdapter(PlacesAdapter):
 
     def _start(self, delivery: Delivery) -> StartWorkflowExecutionRequest:
         """Equal for each attempt: Temporal answers a request id that it knows with the run that it has started."""
-        if len(delivery.body) > MAX_BODY_BYTES:
-            raise Unsendable(f"the payload is larger than {MAX_BODY_BYTES} bytes")
-        argument = Payload(metadata={"encoding": b"json/plain"}, data=delivery.body)
+        if len(delivery.payload_json) > MAX_PAYLOAD_BYTES:
+            raise Unsendable(f"the payload is larger than {MAX_PAYLOAD_BYTES} bytes")
+        argument = Payload(metadata={"encoding": b"json/plain"}, data=delivery.payload_json)
         return StartWorkflowExecutionRequest(
             namespace=self._namespace,
             workflow_id=delivery.key,

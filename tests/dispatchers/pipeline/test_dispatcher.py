@@ -91,7 +91,7 @@ def test_a_delivery_is_what_was_enqueued(database: Database, ob: outbox.Outbox) 
 
     (delivery,) = adapter.deliveries
     assert (delivery.id, delivery.operation, delivery.attempt) == (id, "crm.upsert", 1)
-    assert delivery.body == database.entries[0].payload
+    assert delivery.payload_json == database.entries[0].payload
     assert (delivery.payload, delivery.options, delivery.headers) == ({"b": 1, "a": "é"}, options, {})
     assert delivery.key == ob.child_key("invoice:42", "crm.upsert", "1")
     assert delivery.ordering_key == "customer:ada"

@@ -190,7 +190,12 @@ def test_a_lookup_is_given_the_delivery_of_the_attempts_before_it(database: Data
     look_up(database, ob, adapter, HOUR)
 
     (sent,), (by_lookup,) = adapter.deliveries, adapter.lookup
-    assert (by_lookup.id, by_lookup.key, by_lookup.body, by_lookup.options) == (id, sent.key, sent.body, sent.options)
+    assert (by_lookup.id, by_lookup.key, by_lookup.payload_json, by_lookup.options) == (
+        id,
+        sent.key,
+        sent.payload_json,
+        sent.options,
+    )
     assert by_lookup.attempt == sent.attempt == 1
     assert by_lookup.due_at == database.entries[0].due_at == sent.due_at - HOUR  # as `look` has aged it
     assert HOUR <= by_lookup.age < HOUR + QUIET

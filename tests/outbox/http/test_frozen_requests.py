@@ -173,7 +173,7 @@ def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
     monkeypatch.setattr(triage, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     run_once(database, ob, adapters={"crm": service})
     (delivery,) = service.deliveries
-    assert (state(database, id), delivery.body) == ("delivered", b'{"amount":1}')
+    assert (state(database, id), delivery.payload_json) == ("delivered", b'{"amount":1}')
     assert isinstance(delivery, Delivery)
 
 

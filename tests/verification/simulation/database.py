@@ -362,7 +362,7 @@ def _settlement(stored: Entry, entry: ClaimedEntry, end: End) -> Settlement:
             discriminator="",
             destination=entry.destination,
             child_key=encode_native(Tag(stored.tag)),
-            body=stored.payload,
+            payload_json=stored.payload,
             created_at=stored.created_at,
         ),
         state=end.state if isinstance(end, Settle) else "uncertain",

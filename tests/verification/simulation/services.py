@@ -77,11 +77,11 @@ class Service:
             case "refuses unseen":
                 answer(Rejected("400"))
             case "is busy":
-                answer(Deferred("429", after))
+                answer(Deferred("429", after=after))
             case "is down":
-                answer(Unknown("503", after))
+                answer(Unknown("503", after=after))
             case _ if (found := self._find(delivery.key)) is not None:
-                is_other = kind == "finds another request" or found.parameters != delivery.body
+                is_other = kind == "finds another request" or found.parameters != delivery.payload_json
                 answer(KeyConflict("other parameters") if is_other else _replayed(found.answer, after))
             case _:
                 self._begin(kind, delivery, send, answer)
@@ -94,7 +94,7 @@ class Service:
         return found
 
     def _begin(self, kind: str, delivery: Delivery, send: Send, answer: Any) -> None:
-        found = Remembered(self._now, delivery.body)
+        found = Remembered(self._now, delivery.payload_json)
         if self.declared.window is not None:
             self._keys[delivery.key] = found
         if self.chaos and self.invariants.trace(delivery.id).effects and self.world.rng.random() < 0.5:

@@ -81,7 +81,7 @@ class EventBridgeAdapter(AwsPublisher):
                 f"the operation cannot be a detail type: it is longer than {MAX_DETAIL_TYPE_CHARS} characters"
             )
         metadata = json.dumps({**delivery.headers, "event_id": delivery.key})
-        detail = f'{{"metadata": {metadata}, "data": {delivery.body.decode()}}}'
+        detail = f'{{"metadata": {metadata}, "data": {delivery.payload_json.decode()}}}'
         fields = {"Source": self._source, "DetailType": delivery.operation, "Detail": detail}
         return Item(fields, sum(len(text.encode()) for text in fields.values()))
 

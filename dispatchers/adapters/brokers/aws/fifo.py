@@ -51,12 +51,12 @@ class FifoAdapter(AwsPublisher):
             raise Unsendable(f"the option {self.setting!r} must name a FIFO queue or topic, whose name ends in {FIFO}")
         attributes = attributes_of(delivery, self._key_attribute)
         fields = {
-            self.body_field: delivery.body.decode(),
+            self.body_field: delivery.payload_json.decode(),
             "MessageAttributes": attributes,
             "MessageDeduplicationId": delivery.key,
             "MessageGroupId": group_of(delivery),
         }
-        return Item(fields, size_of(delivery.body, attributes))
+        return Item(fields, size_of(delivery.payload_json, attributes))
 
     def outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
         found: dict[Any, Outcome] = {}
