@@ -8,7 +8,7 @@ returns whether the service shows the effect of an earlier attempt.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
@@ -71,6 +71,7 @@ class Delivered:
     """
 
     result: Any = None
+    _: KW_ONLY
     replayed: bool = False
 
 
@@ -82,6 +83,7 @@ class Rejected:
     """
 
     reason: str
+    _: KW_ONLY
     conclusive: bool = False
     result: Any = None
 
@@ -103,6 +105,7 @@ class Deferred:
     """
 
     reason: str
+    _: KW_ONLY
     after: timedelta | None = None
     cooldown: bool = False
     account: str | None = None
@@ -124,6 +127,7 @@ class Unknown:
     """
 
     reason: str
+    _: KW_ONLY
     after: timedelta | None = None
     final: bool = False
     cooldown: bool = False

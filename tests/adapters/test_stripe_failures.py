@@ -60,7 +60,7 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
     [
         (
             raised(stripe.CardError, "m", "p", "c", http_status=402),
-            Rejected("CardError: HTTP 402", True, {"http_status": 402}),
+            Rejected("CardError: HTTP 402", conclusive=True, result={"http_status": 402}),
         ),
         (stripe.AuthenticationError("no API key"), Deferred("AuthenticationError", cooldown=True)),
         (raised(stripe.APIConnectionError, "m"), Unknown("APIConnectionError")),

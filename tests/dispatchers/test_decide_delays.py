@@ -37,7 +37,7 @@ HALF_A_SECOND = SECOND / 2  # the backoff of a first delivery with the jitter of
 @pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
 @pytest.mark.parametrize("asked", [SECOND, MINUTE, 2 * HOUR, DAY - 2 * MINUTE], ids=str)
 def test_a_retry_after_is_honoured_in_full(outcome: Any, asked: timedelta) -> None:
-    change = after(fresh(), outcome("busy", asked), FOREVER_KEYS)
+    change = after(fresh(), outcome("busy", after=asked), FOREVER_KEYS)
 
     assert isinstance(change, Retry)
     assert change.delay == asked
@@ -51,7 +51,7 @@ def test_in_progress_honours_a_retry_after_too() -> None:
 
 
 def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
-    change = after(fresh(deliveries=9), Deferred("busy", SECOND), jitter=0.999)
+    change = after(fresh(deliveries=9), Deferred("busy", after=SECOND), jitter=0.999)
 
     assert isinstance(change, Retry)
     assert change.delay == backoff(9, 0.999) > SECOND
@@ -60,7 +60,7 @@ def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
 @pytest.mark.parametrize("asked", [None, timedelta(0), -SECOND, timedelta.min], ids=["none", "zero", "negative", "min"])
 @pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
 def test_a_retry_after_that_asks_for_nothing_leaves_the_backoff(outcome: Any, asked: timedelta | None) -> None:
-    change = after(fresh(), outcome("busy", asked))
+    change = after(fresh(), outcome("busy", after=asked))
 
     assert isinstance(change, Retry)
     assert change.delay == HALF_A_SECOND
@@ -71,13 +71,15 @@ def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
     """So there is one last attempt when the age is reached, and the entry ends."""
     entry = fresh(first_leased_at=NOW - HOUR)
 
-    change = after(entry, Deferred("busy", asked), KEYS)
+    change = after(entry, Deferred("busy", after=asked), KEYS)
 
     assert isinstance(change, Retry)
     assert change.delay == KEYS.max_age - HOUR
 
 
-@pytest.mark.parametrize("outcome", [Unknown("busy", timedelta.max), InProgress(timedelta.max)], ids=["unknown", "409"])
+@pytest.mark.parametrize(
+    "outcome", [Unknown("busy", after=timedelta.max), InProgress(timedelta.max)], ids=["unknown", "409"]
+)
 def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome: Outcome) -> None:
     change = after(fresh(), outcome)
 
@@ -101,14 +103,14 @@ def test_after_the_last_attempt_in_the_window_no_wait_is_cut_short(outcome: Outc
 def test_deferred_in_doubt_is_clamped_to_the_window_of_that_doubt() -> None:
     first = NOW - 20 * HOUR
 
-    change = after(in_doubt(first), Deferred("busy", DAY))
+    change = after(in_doubt(first), Deferred("busy", after=DAY))
 
     assert isinstance(change, Retry)
     assert NOW + change.delay == first + WINDOW - TIMEOUT - 2 * MARGIN
 
 
 def test_deferred_without_doubt_knows_no_window() -> None:
-    change = after(fresh(), Deferred("busy", 2 * WINDOW))
+    change = after(fresh(), Deferred("busy", after=2 * WINDOW))
 
     assert isinstance(change, Retry)
     assert change.delay == 2 * WINDOW
@@ -117,7 +119,7 @@ def test_deferred_without_doubt_knows_no_window() -> None:
 def test_what_must_wait_past_the_last_margin_is_not_sent_again() -> None:
     first = NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT
 
-    change = after(in_doubt(first), Unknown("reset", HOUR))
+    change = after(in_doubt(first), Unknown("reset", after=HOUR))
 
     assert isinstance(change, MarkUncertain)
     assert change.reason == "reset; the service may forget its key before another attempt"
@@ -162,11 +164,11 @@ DURATIONS = st.sampled_from([timedelta(0), INSTANT, SECOND, MINUTE, HOUR, DAY, 4
 RETRY_AFTERS = st.none() | st.timedeltas()
 OUTCOMES = st.one_of(
     st.builds(Delivered),
-    st.builds(Rejected, st.just("no"), st.booleans()),
+    st.builds(Rejected, st.just("no"), conclusive=st.booleans()),
     st.builds(KeyConflict, st.just("other")),
-    st.builds(Deferred, st.just("busy"), RETRY_AFTERS),
+    st.builds(Deferred, st.just("busy"), after=RETRY_AFTERS),
     st.builds(InProgress, RETRY_AFTERS),
-    st.builds(Unknown, st.just("reset"), RETRY_AFTERS, st.booleans()),
+    st.builds(Unknown, st.just("reset"), after=RETRY_AFTERS, final=st.booleans()),
 )
 MEMORIES = st.builds(
     Memory,

@@ -89,12 +89,12 @@ def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stor
         case "key_conflict":
             return KeyConflict(reason)
         case "deferred":
-            return Deferred(reason, after, cooldown=answer.status in OF_ALL)
+            return Deferred(reason, after=after, cooldown=answer.status in OF_ALL)
         case "in_progress":
             return InProgress(after)
         case "unknown" | "final":
             cooldown = answer.status in OF_ALL and after is not None
-            return Unknown(reason, after, final=stored or meaning == "final", cooldown=cooldown)
+            return Unknown(reason, after=after, final=stored or meaning == "final", cooldown=cooldown)
         case _:
             assert_never(meaning)
 

@@ -118,7 +118,7 @@ def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
     if failure.type == "idempotency_error":
         return KeyConflict(failure.reason)
     if failure.code == "lock_timeout":  # docs.stripe.com/rate-limits, "Object lock timeouts": retry the request
-        return Deferred(failure.reason, failure.after)
+        return Deferred(failure.reason, after=failure.after)
     row = next(ROWS[cls] for cls in type(error).__mro__ if cls in ROWS)
     return row(failure)
 
@@ -131,7 +131,7 @@ def declined(failure: Failure) -> Outcome:
 def refused(failure: Failure) -> Outcome:
     """Stripe did not execute the request: it validates before it reads the key, unless the answer shows that it was stored."""
     if failure.type == "api_error" and not failure.replayed:  # a fault of Stripe's, whatever its status
-        return Unknown(failure.reason, failure.after)
+        return Unknown(failure.reason, after=failure.after)
     return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
 
 
@@ -141,12 +141,12 @@ def barred(failure: Failure) -> Outcome:
     """
     if failure.replayed:
         return refused(failure)
-    return Deferred(failure.reason, failure.after, cooldown=True, account=failure.account)
+    return Deferred(failure.reason, after=failure.after, cooldown=True, account=failure.account)
 
 
 def throttled(failure: Failure) -> Outcome:
     """Stripe's limiter acts before anything is executed."""
-    return Deferred(failure.reason, failure.after, cooldown=True)
+    return Deferred(failure.reason, after=failure.after, cooldown=True)
 
 
 def conflicting(failure: Failure) -> Outcome:
@@ -166,7 +166,7 @@ def by_status(failure: Failure) -> Outcome:
             # A stored 500 is repeated for as long as the key is remembered.
             final = failure.replayed or failure.should_retry == "false"
             cooldown = status == 503 and failure.after is not None
-            return Unknown(failure.reason, failure.after, final=final, cooldown=cooldown)
+            return Unknown(failure.reason, after=failure.after, final=final, cooldown=cooldown)
         case 401 | 403:
             return barred(failure)
         case 429:
@@ -174,7 +174,7 @@ def by_status(failure: Failure) -> Outcome:
         case int(status) if status >= 400 and status != 409 and failure.type == "invalid_request_error":
             return refused(failure)
         case _:
-            return Unknown(failure.reason, failure.after)
+            return Unknown(failure.reason, after=failure.after)
 
 
 Row: TypeAlias = Callable[[Failure], Outcome]

@@ -141,7 +141,7 @@ def test_what_was_sent_again_since_it_was_counted_is_left_alone(database: Databa
 
 def test_waiting_entries_are_due_at_once_and_due_ones_are_left_alone(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=2)
-    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy", HOUR)] * 2)})
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy", after=HOUR)] * 2)})
     due = put_one(database, ob)
 
     found = previewed(database, WAITING, RETRY)

@@ -33,7 +33,7 @@ def test_a_part_of_a_reason_is_found_letter_for_letter(database: Database, ob: o
     if kind == "suspended":
         change(database, id, suspended_reason=REASON, due_at=NEVER)
     else:
-        outcome = Deferred(REASON, timedelta(hours=1)) if kind == "waiting" else Rejected(REASON)
+        outcome = Deferred(REASON, after=timedelta(hours=1)) if kind == "waiting" else Rejected(REASON)
         run_once(database, ob, adapters={"crm": MemoryAdapter([outcome])})
     states = {"states": ENDED_STATES} if kind == "failed" else {}
 

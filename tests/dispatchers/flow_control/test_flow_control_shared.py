@@ -57,7 +57,7 @@ pytestmark = pytest.mark.on_mariadb
 
 @pytest.mark.parametrize(
     "answer",
-    [Deferred("HTTP 429", HOUR, cooldown=True), Unknown("HTTP 503", HOUR, cooldown=True)],
+    [Deferred("HTTP 429", after=HOUR, cooldown=True), Unknown("HTTP 503", after=HOUR, cooldown=True)],
     ids=["429 with Retry-After", "503 with Retry-After"],
 )
 def test_one_answer_that_asks_for_quiet_stops_the_whole_fleet(
@@ -79,7 +79,7 @@ def test_one_answer_that_asks_for_quiet_stops_the_whole_fleet(
 
 def test_an_answer_about_one_entry_holds_back_no_other(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=5)
-    crm = MemoryAdapter([Deferred("not before tomorrow", DAY)])
+    crm = MemoryAdapter([Deferred("not before tomorrow", after=DAY)])
 
     work(database, ob, crm, limits=ONE_AT_A_TIME)
 
@@ -217,7 +217,7 @@ def test_news_that_could_not_be_reported_are_reported_later(postgresql: Database
     put(postgresql, ob, count=3)
     decide(postgresql, pause)
     decide(postgresql, resume)
-    crm = Crm(Deferred("refused", HOUR))  # so that nothing more goes wrong meanwhile
+    crm = Crm(Deferred("refused", after=HOUR))  # so that nothing more goes wrong meanwhile
 
     async def main() -> None:
         working = dispatcher(postgresql.new_engine(), ob, adapters={"crm": crm})
@@ -263,7 +263,7 @@ def test_the_log_says_what_stops_a_destination_and_when_it_resumes(
         await working.run_once()
         decide(database, resume)
         await working._loops.sweep()
-        crm.answer = Deferred("HTTP 429", HOUR, cooldown=True)
+        crm.answer = Deferred("HTTP 429", after=HOUR, cooldown=True)
         age(database, MINUTE)
         await working.run_once()
         decide(database, pause)

@@ -124,7 +124,7 @@ def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob:
     put(database, ob, count=5)
     crm = Crm(Unknown("HTTP 500"))
     work(database, ob, crm, limits=FRAGILE)
-    crm.answer = Deferred("HTTP 429", HOUR, cooldown=True)
+    crm.answer = Deferred("HTTP 429", after=HOUR, cooldown=True)
     age(database, 2 * HOUR)
     work(database, ob, crm, limits=FRAGILE)
     crm.answer = Delivered()

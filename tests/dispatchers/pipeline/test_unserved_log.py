@@ -104,7 +104,7 @@ def test_what_was_tried_has_waited_since_it_is_due_again(database: Database, ob:
     age(database, HOUR)
     run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
     age(database, HOUR)
-    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy", timedelta(seconds=1))])})
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy", after=timedelta(seconds=1))])})
     age(database, HOUR / 2)
 
     assert lags(database, ob)["crm"] < HOUR
