@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dispatchers.operations import Operations
     from dispatchers.process.dispatcher import Dispatcher
     from dispatchers.process.fleet import Fleet
-    from dispatchers.time_limits import FOREVER
+    from dispatchers.time_limits import FOREVER, RetryPolicy
 
 __all__ = [
     "FOREVER",
@@ -62,6 +62,7 @@ __all__ = [
     "Operations",
     "Outcome",
     "Rejected",
+    "RetryPolicy",
     "SettledEntry",
     "Settlement",
     "Unknown",
@@ -75,6 +76,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Fleet": "process.fleet",
     "Limits": "flow_control.state",
     "Operations": "operations",
+    "RetryPolicy": "time_limits",
     "SettledEntry": "callbacks",
     "Settlement": "callbacks",
 }

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
 from outbox.times import EPOCH
@@ -249,8 +249,7 @@ class Adapter(Protocol):
     replays_errors: which answers the service repeats for a key: "all" (Stripe v1), "2xx" or "none".
     at_least_once: for a service without keys. True sends again after an unknown outcome, so the effect may happen twice.
         False, the default, makes the entry `uncertain`.
-    max_attempts: after this number of sends without a final answer the entry ends: failed, or uncertain if it is in doubt.
-    max_age: after this time since its first claim the entry ends in the same way. The wait for the first claim has no limit.
+    retry: when the dispatcher gives up on an entry without a final answer: `RetryPolicy(max_attempts=..., max_age=...)`.
     failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it. With
         False the later entries continue.
     failure_fields: the members of a rejected answer's `result` that classify the failure, such as its code, and are never the
@@ -274,8 +273,7 @@ class Adapter(Protocol):
     key_format: KeyFormat = NATIVE
     replays_errors: Literal["all", "2xx", "none"] = "none"
     at_least_once: bool = False
-    max_attempts: int = 20
-    max_age: timedelta = timedelta(days=3)
+    retry: RetryPolicy = DEFAULT_RETRY
     failure_blocks_group: bool = True
     failure_fields: tuple[str, ...] = ()
     pinned: str = ""

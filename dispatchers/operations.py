@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
 from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat
 from dispatchers.threads import SEND_THREAD, as_async
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
@@ -61,8 +61,7 @@ class Operations:
         key_format: KeyFormat = NATIVE,
         at_least_once: bool = False,
         replays_errors: Literal["all", "2xx", "none"] = "none",
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         failure_blocks_group: bool = True,
         failure_fields: tuple[str, ...] = (),
         pinned: str = "",
@@ -93,8 +92,7 @@ class Operations:
             adapter.key_format = key_format
             adapter.at_least_once = at_least_once
             adapter.replays_errors = replays_errors
-            adapter.max_attempts = max_attempts
-            adapter.max_age = max_age
+            adapter.retry = retry
             adapter.failure_blocks_group = failure_blocks_group
             adapter.failure_fields = failure_fields
             adapter.pinned = pinned

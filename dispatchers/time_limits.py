@@ -1,9 +1,11 @@
-"""How long a service remembers a key, and what follows for the sends of an entry in doubt. Pure arithmetic."""
+"""How long a service remembers a key, when the dispatcher gives up, and what follows for an entry in doubt. Pure arithmetic."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final, Literal, TypeAlias
+
+from outbox.errors import ConfigurationError
 
 BACKOFF_FIRST = timedelta(seconds=1)
 MAX_BACKOFF = timedelta(minutes=10)
@@ -23,6 +25,28 @@ Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When the dispatcher gives up on an entry that gets no final answer: it is then failed, or uncertain if it is in doubt.
+
+    max_attempts: after this number of sends that may have left.
+    max_age: after this time since the first claim. The wait for the first claim has no limit.
+    Raises `ConfigurationError` for a limit that allows nothing.
+    """
+
+    max_attempts: int = 20
+    max_age: timedelta = timedelta(days=3)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise ConfigurationError(f"max_attempts={self.max_attempts!r} must be an int of at least 1")
+        if not isinstance(self.max_age, timedelta) or self.max_age <= timedelta(0):
+            raise ConfigurationError(f"max_age={self.max_age!r} must be a positive timedelta")
+
+
+DEFAULT_RETRY: Final = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """The adapter's declarations that `decide` needs, as plain values.
 
@@ -33,8 +57,8 @@ class Memory:
     window: Window
     timeout: timedelta = timedelta(seconds=30)
     at_least_once: bool = False
-    max_attempts: int = 20
-    max_age: timedelta = timedelta(days=3)
+    max_attempts: int = DEFAULT_RETRY.max_attempts
+    max_age: timedelta = DEFAULT_RETRY.max_age
     failure_blocks_group: bool = True
     margin: timedelta = field(default=timedelta(seconds=5))
     fencing_delay: timedelta = timedelta(seconds=65)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from dispatchers.delivery import Absent, Adapter, Delivered, Delivery, Finding, Found, Outcome, Rejected
-from dispatchers.time_limits import FOREVER, Window
+from dispatchers.time_limits import DEFAULT_RETRY, FOREVER, RetryPolicy, Window
 
 
 class MemoryAdapter(Adapter):
@@ -31,11 +31,13 @@ class MemoryAdapter(Adapter):
         *,
         window: Window = FOREVER,
         timeout: timedelta = timedelta(seconds=30),
+        retry: RetryPolicy = DEFAULT_RETRY,
         keep: bool = True,
         find: Callable[[Delivery], Any] | Literal[True] | None = None,
     ) -> None:
         self.window = window
         self.timeout = timeout
+        self.retry = retry
         self.keep = keep
         self.find = self._in_the_books if find is True else find
         self.deliveries: list[Delivery] = []

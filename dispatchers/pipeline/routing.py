@@ -10,7 +10,7 @@ from dispatchers.delivery import Adapter, Answered, CannotTell, Delivery, KeyFor
 from dispatchers.names import did_you_mean, prefixes
 from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.threads import SEND_THREAD, as_async, is_async
-from dispatchers.time_limits import FOREVER, Memory
+from dispatchers.time_limits import FOREVER, Memory, RetryPolicy
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
@@ -36,8 +36,8 @@ class Route:
             window=adapter.window,
             timeout=adapter.timeout,
             at_least_once=adapter.at_least_once,
-            max_attempts=adapter.max_attempts,
-            max_age=adapter.max_age,
+            max_attempts=adapter.retry.max_attempts,
+            max_age=adapter.retry.max_age,
             failure_blocks_group=adapter.failure_blocks_group,
             margin=margin,
             fencing_delay=lease + margin,  # after this delay a sender has noticed that its lease is lost
@@ -180,11 +180,10 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse("has no send(delivery)")
     if not (adapter.window is None or adapter.window is FOREVER or isinstance(adapter.window, timedelta)):
         raise refuse(f"its window must be a timedelta, FOREVER or None, not {adapter.window!r}")
-    for name_of, value in (("timeout", adapter.timeout), ("max_age", adapter.max_age)):
-        if not isinstance(value, timedelta) or value <= timedelta(0):
-            raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
-    if not isinstance(adapter.max_attempts, int) or adapter.max_attempts < 1:
-        raise refuse(f"its max_attempts must be an int of at least 1, not {adapter.max_attempts!r}")
+    if not isinstance(adapter.timeout, timedelta) or adapter.timeout <= timedelta(0):
+        raise refuse(f"its timeout must be a positive timedelta, not {adapter.timeout!r}")
+    if not isinstance(adapter.retry, RetryPolicy):
+        raise refuse(f"its retry must be a RetryPolicy(max_attempts=..., max_age=...), not {adapter.retry!r}")
     for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as true
         if not isinstance(getattr(adapter, name_of), bool):
             raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")

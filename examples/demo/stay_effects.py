@@ -8,7 +8,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Delivered, Delivery, Dispatcher, Operations, Outcome, Rejected, Settlement, Unknown
+from dispatchers import Delivered, Delivery, Dispatcher, Operations, Outcome, Rejected, RetryPolicy, Settlement, Unknown
 from examples.demo import effects as shop
 from examples.demo.orders import Order
 
@@ -38,7 +38,7 @@ def number_of(delivery: Delivery) -> int:
     return int(delivery.payload["customer"].removeprefix("cus_"))
 
 
-@effects.operation(LABEL, window=DAY, timeout=shop.TIMEOUT, max_attempts=2)
+@effects.operation(LABEL, window=DAY, timeout=shop.TIMEOUT, retry=RetryPolicy(max_attempts=2))
 async def buy_label(delivery: Delivery) -> Outcome:
     if number_of(delivery) % REMOTE == 0:
         return Unknown("504 from the courier's gateway: it does not say whether the label was bought")

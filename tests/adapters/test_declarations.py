@@ -8,7 +8,7 @@ from support.routing import DEFAULTS, LEASE, MARGIN, SECOND, Sender, routes_of
 
 from dispatchers.delivery import Adapter, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.pipeline.routing import check_adapter
-from dispatchers.time_limits import FOREVER
+from dispatchers.time_limits import FOREVER, RetryPolicy
 from outbox.errors import ConfigurationError
 
 INSTANT = timedelta(microseconds=1)
@@ -31,19 +31,30 @@ def test_a_declaration_that_can_be_kept_is_taken(window: Any, encoding: Any) -> 
 
 def test_what_is_refused_names_the_operation_and_the_adapter() -> None:
     with pytest.raises(ConfigurationError, match=r"^the adapter of 'mail' \(Sender\): "):
-        check(Sender(max_attempts=0))
+        check(Sender(timeout=0 * SECOND))
 
 
 @pytest.mark.parametrize(
-    "declared",
-    [{"timeout": 0 * SECOND}, {"timeout": -SECOND}, {"max_age": 0 * SECOND}, {"max_age": -SECOND}, {"max_attempts": 0}],
+    "timeout",
+    [0 * SECOND, -SECOND],
     ids=str,
 )
-def test_a_limit_that_allows_nothing_is_refused(declared: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"must be a positive timedelta, not|must be an int of at least 1, not 0"
-    ):
-        check(Sender(**declared))
+def test_a_timeout_that_allows_nothing_is_refused(timeout: timedelta) -> None:
+    with pytest.raises(ConfigurationError, match="its timeout must be a positive timedelta, not"):
+        check(Sender(timeout=timeout))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        *({"max_age": 0 * SECOND}, {"max_age": -SECOND}, {"max_age": 86_400.0}),
+        *({"max_attempts": 0}, {"max_attempts": None}, {"max_attempts": 2.5}),
+    ],
+    ids=str,
+)
+def test_a_retry_policy_that_allows_nothing_is_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a positive timedelta$|must be an int of at least 1$"):
+        RetryPolicy(**limit)
 
 
 def test_a_timeout_that_could_outlive_the_lease_is_refused() -> None:
@@ -166,8 +177,8 @@ def test_an_adapter_that_inherits_everything_and_forgets_send_is_refused() -> No
     [
         {"window": 86_400},
         {"timeout": 30},
-        {"max_age": 86_400.0},
-        {"max_attempts": None},
+        {"retry": 5},
+        {"retry": {"max_attempts": 5}},
         {"at_least_once": "no"},
         {"failure_blocks_group": 0},
     ],

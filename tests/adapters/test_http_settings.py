@@ -7,6 +7,7 @@ import pytest
 
 from dispatchers import FOREVER, Dispatcher, KeyFormat
 from dispatchers.adapters import HttpAdapter
+from dispatchers.time_limits import RetryPolicy
 from outbox import Outbox
 from outbox.errors import ConfigurationError
 
@@ -88,11 +89,10 @@ def test_a_dispatcher_takes_it_with_every_declaration(ob: Outbox) -> None:
         timeout=timedelta(seconds=10),
         key_format=KeyFormat(encoding="hex", max_chars=64),
         replays_errors="2xx",
-        max_attempts=3,
-        max_age=timedelta(hours=1),
+        retry=RetryPolicy(max_attempts=3),
     )
 
     Dispatcher("sqlite://", adapters={"crm": crm}, outbox=ob)
 
-    assert (crm.max_attempts, crm.max_age, crm.timeout) == (3, timedelta(hours=1), timedelta(seconds=10))
+    assert (crm.retry, crm.timeout) == (RetryPolicy(max_attempts=3), timedelta(seconds=10))
     assert (crm.key_format.encoding, crm.replays_errors) == ("hex", "2xx")

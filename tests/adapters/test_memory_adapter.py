@@ -16,7 +16,14 @@ ENTRY = UUID("00000000-0000-8000-8000-000000000001")
 
 
 def delivery(key: str = "ck1_a", **fields: Any) -> Delivery:
-    given = {"operation": "memory.put", "body": b"{}", "attempt": 1, "options": {}, "headers": {}, "deadline": 0.0}
+    given = {
+        "operation": "memory.put",
+        "payload_json": b"{}",
+        "attempt": 1,
+        "options": {},
+        "headers": {},
+        "deadline": 0.0,
+    }
     return Delivery(id=ENTRY, key=key, **{**given, **fields})
 
 

@@ -13,7 +13,7 @@ from support.routing import LEASE, MARGIN, SECOND, Sender, delivery, routes, rou
 from dispatchers.delivery import Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.operations import Operations
 from dispatchers.pipeline.routing import merge
-from dispatchers.time_limits import FOREVER
+from dispatchers.time_limits import FOREVER, RetryPolicy
 from outbox.errors import ConfigurationError, InvalidValue
 
 
@@ -74,12 +74,13 @@ def test_a_name_that_no_operation_can_have_is_refused() -> None:
 
 
 def test_a_route_has_the_declaration_as_plain_values_with_the_margin() -> None:
-    declared = {"window": FOREVER, "timeout": 7 * SECOND, "at_least_once": True, "max_attempts": 3, "max_age": LEASE}
+    limits = {"max_attempts": 3, "max_age": LEASE}
+    declared = {"window": FOREVER, "timeout": 7 * SECOND, "at_least_once": True}
 
-    route = routes(mail=Sender(**declared)).find("mail.send")
+    route = routes(mail=Sender(**declared, retry=RetryPolicy(**limits))).find("mail.send")
 
     assert route is not None
-    assert {name: getattr(route.memory, name) for name in declared} == declared
+    assert {name: getattr(route.memory, name) for name in declared | limits} == declared | limits
     assert route.memory.margin == MARGIN
     assert route.timeout_seconds == 7.0
 

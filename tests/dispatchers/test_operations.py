@@ -13,6 +13,7 @@ from support.routing import DEFAULTS, LEASE, SECOND, delivery, routes_of, send_a
 
 from dispatchers.delivery import Deferred, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.operations import Operations
+from dispatchers.time_limits import RetryPolicy
 from outbox.errors import ConfigurationError, InvalidValue
 
 
@@ -33,8 +34,7 @@ def test_an_operation_declares_what_it_was_given() -> None:
         "key_format": KeyFormat(encoding="hex"),
         "replays_errors": "all",
         "at_least_once": True,
-        "max_attempts": 2,
-        "max_age": LEASE,
+        "retry": RetryPolicy(max_attempts=2, max_age=LEASE),
         "pinned": "v2",
     }
 

@@ -16,7 +16,7 @@ from simulation.seeds import SEEDS_IN_CI, SEEDS_TO_FIND
 from support.crash import ROUNDS_IN_CI
 from support.docs_pages import PAGES, ROOT, rows_of, snippets_of, tables_of
 
-from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
+from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations, RetryPolicy
 from dispatchers.adapters import (
     DbosAdapter,
     EventBridgeAdapter,
@@ -167,7 +167,7 @@ def test_the_declarations_of_the_page_and_their_defaults_are_the_codes() -> None
     of_classes = {"send_batch"}  # a function of an operation sends one delivery
 
     assert {row["declaration"] for row in rows} == declared == (set(of_functions) - {"deferred_on"}) | of_classes
-    names = {"FOREVER": "FOREVER", "NATIVE": KeyFormat(), "timedelta": timedelta}
+    names = {"FOREVER": "FOREVER", "NATIVE": KeyFormat(), "RetryPolicy": RetryPolicy, "timedelta": timedelta}
     for row in rows:
         default = eval(row["default"], names)
         assert default == getattr(Adapter, row["declaration"]), row
@@ -181,6 +181,7 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "dispatchers.Dispatcher": Dispatcher,
     "dispatchers.Limits": Limits,
     "dispatchers.Breaker": Breaker,
+    "dispatchers.RetryPolicy": RetryPolicy,
     "dispatchers.adapters.StripeAdapter": StripeAdapter,
     "dispatchers.adapters.DbosAdapter": DbosAdapter,
     "dispatchers.adapters.HttpAdapter": HttpAdapter,
@@ -217,6 +218,7 @@ def disagreeing_settings(function: Callable[..., Any], rows: list[dict[str, str]
         "timedelta": timedelta,
         "KeyFormat": KeyFormat,
         "Breaker": Breaker,
+        "RetryPolicy": RetryPolicy,
         "remembered": remembered,
         "required": inspect.Parameter.empty,
     }

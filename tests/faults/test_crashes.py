@@ -21,7 +21,7 @@ from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_ledger import StripeLedger
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import RetryPolicy, Window
 from outbox.keys import Tag, encode_native
 
 TO_STRIPE = """
@@ -193,7 +193,7 @@ def test_an_entry_that_kills_every_process_that_takes_it_comes_to_an_end(
 ) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter(window=window)
-    adapter.max_attempts = 3
+    adapter.retry = RetryPolicy(max_attempts=3)
     for _ in range(3):
         claim_one(DatabaseStore(database.engine, ob.configuration))
         age(database, HOUR)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from dispatchers.delivery import NATIVE, Adapter, Delivered, Delivery, Outcome
 from dispatchers.pipeline.routing import Routes
+from dispatchers.time_limits import RetryPolicy
 
 SECOND = timedelta(seconds=1)
 LEASE, MARGIN = 60 * SECOND, 5 * SECOND
@@ -17,8 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "key_format": NATIVE,
     "replays_errors": "none",
     "at_least_once": False,
-    "max_attempts": 20,
-    "max_age": timedelta(days=3),
+    "retry": RetryPolicy(max_attempts=20, max_age=timedelta(days=3)),
     "pinned": "",
 }
 """What docs/states.md says of a declaration that is left out."""

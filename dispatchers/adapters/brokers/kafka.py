@@ -22,6 +22,7 @@ from dispatchers.adapters.brokers.kafka_producer import Record, RunningProducer
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.threads import on_own_thread
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 TIMEOUT_MIN: Final = timedelta(seconds=5)
@@ -63,8 +64,7 @@ class KafkaAdapter(PlacesAdapter):
         key_header: str = "event-id",
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(bootstrap_servers, str) or not bootstrap_servers:
@@ -81,8 +81,7 @@ class KafkaAdapter(PlacesAdapter):
             raise ConfigurationError(f"settings must not contain {own}: the adapter sets them itself")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self._bootstrap_servers = bootstrap_servers
         self._places = Places("topic", topic)
         self._key_header = key_header

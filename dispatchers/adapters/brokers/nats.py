@@ -21,7 +21,7 @@ from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, Unsendable
 from dispatchers.delivery import Answered, Deferred, Delivery
-from dispatchers.time_limits import FOREVER, Window
+from dispatchers.time_limits import DEFAULT_RETRY, FOREVER, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 WINDOW: Final = timedelta(minutes=2)  # docs.nats.io/using-nats/developer/develop_jetstream/model_deep_dive
@@ -57,8 +57,7 @@ class NatsAdapter(BatchAdapter):
         window: Window = WINDOW,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         self._servers = _checked_servers(servers)
@@ -75,8 +74,7 @@ class NatsAdapter(BatchAdapter):
         self._remembered: timedelta | None = window  # FOREVER is refused above
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         if window is not None:  # the ids are those of one stream
             self.pinned = f"nats {stream}"
         self._stream = stream

@@ -22,6 +22,7 @@ from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection,
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 PERSISTENT: Final = 2
@@ -48,8 +49,7 @@ class RabbitMqAdapter(PlacesAdapter):
         routing_key: str | Mapping[str, str] = OPERATION,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._urls = _checked_urls(urls)
@@ -57,8 +57,7 @@ class RabbitMqAdapter(PlacesAdapter):
             raise ConfigurationError(f"exchange={exchange!r} must be a text of at most {MAX_NAME_BYTES} bytes")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self._exchange = exchange
         self._places = Places("routing_key", routing_key)
         self._tls = tls

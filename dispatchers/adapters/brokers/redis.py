@@ -29,6 +29,7 @@ from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnec
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places
 from dispatchers.delivery import Answered, Deferred, Delivery, Outcome
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 PAYLOAD: Final = "payload"
@@ -86,8 +87,7 @@ class RedisAdapter(BatchAdapter):
         replicas: int = 0,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(key_field, str) or not key_field or key_field == PAYLOAD:
@@ -98,8 +98,7 @@ class RedisAdapter(BatchAdapter):
             raise ConfigurationError(f"replicas={replicas!r} must be an int of at least 0")
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self._pools = _pools(urls, connect or {})
         self._places = Places("stream", stream)
         self._key_field = key_field

@@ -36,7 +36,7 @@ from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
 from dispatchers.threads import as_async, on_own_thread
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 Parsed = TypeVar("Parsed")
@@ -96,8 +96,7 @@ class SmtpAdapter(Adapter):
         window: Window = None,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         tls_context: ssl.SSLContext | None = None,
         max_connections: int = 10,
         find: Callable[[Delivery, str], Any] | None = None,
@@ -110,8 +109,7 @@ class SmtpAdapter(Adapter):
         self.window = window
         self.timeout = timeout
         self.at_least_once = at_least_once
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self.find = None if find is None else self._finding_by(find)
         self._sender = None if sender is None else _configured(parse_address, "sender", sender)
         domain = message_id_domain

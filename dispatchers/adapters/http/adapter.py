@@ -50,7 +50,7 @@ from dispatchers.adapters.http_client.transport import Answer, Transport
 from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected
 from dispatchers.threads import as_async, is_async
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
@@ -81,7 +81,7 @@ class HttpAdapter(Adapter):
         httpx's authorities.
     reuse: False for a connection of its own for each send: then no answer can belong to another send.
     transport: replaces real connections in tests.
-    timeout, key_format, replays_errors, at_least_once, max_attempts, max_age: as in `Adapter`. Connecting and TLS get up to a
+    timeout, key_format, replays_errors, at_least_once, retry: as in `Adapter`. Connecting and TLS get up to a
         third of the timeout each.
 
     The adapter sends the delivery's headers too, which are those of the trace: `traceparent` and `tracestate`. If the payload's
@@ -101,8 +101,7 @@ class HttpAdapter(Adapter):
         key_format: KeyFormat = NATIVE,
         replays_errors: Literal["all", "2xx", "none"] = "none",
         at_least_once: bool = False,
-        max_attempts: int = Adapter.max_attempts,
-        max_age: timedelta = Adapter.max_age,
+        retry: RetryPolicy = DEFAULT_RETRY,
         pinned: str = "",
         statuses: Mapping[int, Reading] | None = None,
         remember: Callable[[Answer], Any] = remembered,
@@ -137,8 +136,7 @@ class HttpAdapter(Adapter):
         self.key_format = key_format
         self.replays_errors = replays_errors
         self.at_least_once = at_least_once
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self.pinned = pinned if window is None else f"{self._service.place} {pinned}".rstrip()
         self.find = None if find is None else self._finding_by(find)
         self.replays = 0

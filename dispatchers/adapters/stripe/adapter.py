@@ -34,6 +34,7 @@ from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, 
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.trust import Tls, for_http
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 from outbox.trace_headers import of_trace
 
@@ -56,6 +57,7 @@ class StripeAdapter(Adapter):
     timeout: how long one send may take. Connecting and TLS get up to a third of it each, so that an unreachable Stripe is
         recognised.
     window: how long Stripe certainly remembers a key.
+    retry: when the dispatcher gives up on an entry.
     proxy, tls: as in `HttpAdapter`; without `tls` and the environment's files, the authorities of the SDK.
     transport: replaces real connections in tests.
     reuse: False for a connection of its own for each send. With True, a success counts only if it repeats the request's key, as
@@ -78,6 +80,7 @@ class StripeAdapter(Adapter):
         base_url: str | None = None,
         timeout: timedelta = timedelta(seconds=30),
         window: timedelta = WINDOW,
+        retry: RetryPolicy = DEFAULT_RETRY,
         proxy: str | None = None,
         tls: Tls = None,
         reuse: bool = True,
@@ -88,6 +91,7 @@ class StripeAdapter(Adapter):
         self.account = account
         self.timeout = timeout
         self.window = window
+        self.retry = retry
         for name, value in (("api_version", self.api_version), ("account", account)):
             if value is not None and not HEADER_VALUE.fullmatch(value):
                 raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")

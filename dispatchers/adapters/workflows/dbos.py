@@ -36,7 +36,7 @@ from dispatchers.delivery import (
 )
 from dispatchers.steady_clock import steady_clock
 from dispatchers.threads import on_own_thread
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 THREAD: Final = "outbox-dbos"
@@ -86,8 +86,7 @@ class DbosAdapter(PlacesAdapter):
         schema: str = "dbos",
         application: str | None = None,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         max_connections: int = 5,
     ) -> None:
         if not isinstance(queue, str) or not queue:
@@ -96,8 +95,7 @@ class DbosAdapter(PlacesAdapter):
             raise ConfigurationError("window=None: DBOS keeps the id of a workflow: give the time, or FOREVER")
         self.window = window
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self._queue = queue
         self._application = application
         self._places = Places("workflow", workflow)

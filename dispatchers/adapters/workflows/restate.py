@@ -38,6 +38,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 WINDOW: Final = timedelta(days=1)  # the default of `idempotency_retention` and `workflow_completion_retention`
@@ -80,8 +81,7 @@ class RestateAdapter(PlacesAdapter):
         window: timedelta = WINDOW,
         headers: Mapping[str, str] | None = None,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         tls: Tls = None,
         proxy: str | None = None,
         reuse: bool = True,
@@ -109,8 +109,7 @@ class RestateAdapter(PlacesAdapter):
         )
         self.window = self._window = window
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         known = [
             f"{parts.hostname}:{parts.port}{parts.path}",
             target if isinstance(target, str) else sorted(target.items()),

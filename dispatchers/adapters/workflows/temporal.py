@@ -34,6 +34,7 @@ from dispatchers.adapters.workflows.temporal_answers import (
     started,
 )
 from dispatchers.delivery import Absent, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 IDENTITY: Final = "sqlalchemy-outbox"
@@ -65,8 +66,7 @@ class TemporalAdapter(PlacesAdapter):
         api_key: str | None = None,
         tls: bool | TLSConfig = False,
         timeout: timedelta = timedelta(seconds=10),
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         for name, value in (("task_queue", task_queue), ("namespace", namespace)):
             if not isinstance(value, str) or not value:
@@ -77,8 +77,7 @@ class TemporalAdapter(PlacesAdapter):
             raise ConfigurationError(f"window={window!r} must be a positive timedelta: Temporal forgets what has ended")
         self.window = self._window = window
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self.pinned = f"temporal {namespace}"
         self._server = server
         self._namespace = namespace

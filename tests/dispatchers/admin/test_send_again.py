@@ -11,7 +11,7 @@ import outbox
 from dispatchers import FOREVER, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
-from dispatchers.time_limits import Window
+from dispatchers.time_limits import RetryPolicy, Window
 from outbox.keys import derive_tag, encode_native, key_fields
 
 DAY = 24 * HOUR
@@ -149,7 +149,7 @@ def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
 def test_its_attempts_and_its_age_are_counted_again(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
     adapter = MemoryAdapter([Unknown("no answer")] * 3)
-    adapter.max_attempts, adapter.max_age = 2, 3 * HOUR
+    adapter.retry = RetryPolicy(max_attempts=2, max_age=3 * HOUR)
     age(database, 2 * HOUR)
     send_again(database, ob, id, adapter)
 

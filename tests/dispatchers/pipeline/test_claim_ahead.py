@@ -19,6 +19,7 @@ from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue, Work
 from dispatchers.store.database import DatabaseStore
+from dispatchers.time_limits import RetryPolicy
 from dispatchers.transitions import ClaimedEntry, Send
 
 # --- how many
@@ -75,7 +76,10 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     few, looked_up = MemoryAdapter(), MemoryAdapter(window=None, find=True)
-    few.max_attempts, looked_up.at_least_once = 2, True  # two crashes would be the end, and each a lookup
+    few.retry, looked_up.at_least_once = (
+        RetryPolicy(max_attempts=2),
+        True,
+    )  # two crashes would be the end, and each a lookup
     adapters = {"crm": MemoryAdapter(), "mail": MemoryAdapter(window=None), "bank": few, "sms": looked_up}
     limits = {"crm:acct_1": Limits(concurrency_in_all=2), "shop": Limits(rate=10), "shop:acct_1": Limits()}
     working = dispatcher(postgresql, ob, adapters=adapters | {"shop": MemoryAdapter()}, limits=limits)

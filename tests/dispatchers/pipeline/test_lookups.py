@@ -27,6 +27,7 @@ from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operat
 from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.time_limits import RetryPolicy
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb
@@ -223,7 +224,7 @@ def test_lookups_end_by_age(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down")] * 2)
     id = sent_and_looked_up(database, ob, adapter)
 
-    look_up(database, ob, adapter, adapter.max_age)
+    look_up(database, ob, adapter, adapter.retry.max_age)
     last = queue_row(database, id)
     look_up(database, ob, adapter, DAY)  # nor does reconciling begin again
 
@@ -235,9 +236,9 @@ def test_lookups_end_by_age(database: Database, ob: outbox.Outbox) -> None:
 def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outbox, limit: str) -> None:
     adapter = keyless("request")
     if limit == "attempts":
-        adapter.max_attempts = 1
+        adapter.retry = RetryPolicy(max_attempts=1)
     else:
-        adapter.max_age = QUIET
+        adapter.retry = RetryPolicy(max_age=QUIET)
 
     id = sent_and_looked_up(database, ob, adapter)
 
@@ -250,7 +251,7 @@ def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outb
 def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database, ob: outbox.Outbox) -> None:
     """A find may search for the present key only."""
     adapter = keyless("answer", "request", finds=[CannotTell("down"), Absent()])
-    adapter.max_attempts = 2
+    adapter.retry = RetryPolicy(max_attempts=2)
     id = sent_and_looked_up(database, ob, adapter)
     decide_on(database, id, decisions.resolve, "send_again")
     run_once(database, ob, adapters={"crm": adapter})
@@ -351,7 +352,7 @@ def test_nothing_is_looked_up_under_another_account(database: Database, ob: outb
 
     look_up(database, ob, adapter)
     waits = queue_row(database, id)
-    look_up(database, ob, adapter, adapter.max_age)
+    look_up(database, ob, adapter, adapter.retry.max_age)
 
     assert (waits.state, adapter.lookup) == ("retry", [])
     assert (queue_row(database, id).state, queue_row(database, id).due_at) == ("uncertain", NEVER)

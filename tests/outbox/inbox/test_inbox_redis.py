@@ -30,7 +30,7 @@ class Consumer:
         client.xgroup_create(self.stream, self.recipe.GROUP, "0", mkstream=True)
 
     def send(self, id: str = "evt_1") -> None:
-        self.client.xadd(self.stream, {"event_id": id, "body": json.dumps(ORDER)})
+        self.client.xadd(self.stream, {"event_id": id, "payload": json.dumps(ORDER)})
 
     def step(self) -> None:
         self.recipe.step(self.client, self.stream, "one")

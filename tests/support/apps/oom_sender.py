@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers import FOREVER, Delivery, Dispatcher, Outcome
+from dispatchers.time_limits import RetryPolicy
 from support.daemons import FileService
 from support.database import TABLES
 from support.entries import HOUR
@@ -30,7 +31,7 @@ class Poisonous(FileService):
     beside: passed by the sends of these entries when all have begun; never if the poison is one of them.
     """
 
-    max_attempts = MAX_ATTEMPTS
+    retry = RetryPolicy(max_attempts=MAX_ATTEMPTS)
     beside: asyncio.Barrier
 
     async def send(self, delivery: Delivery) -> Outcome:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.delivery import Absent, Answered, CannotTell, Finding, Found
+from dispatchers.time_limits import RetryPolicy
 from simulation.invariants import Invariants
 from simulation.trace import MARGIN, TIMEOUT, Declared, Send
 from simulation.world import Process, World
@@ -150,8 +151,7 @@ class SimulatedAdapter(Adapter):
         self.service = service
         self.window = declared.window
         self.at_least_once = declared.at_least_once
-        self.max_attempts = declared.max_attempts
-        self.max_age = declared.max_age
+        self.retry = RetryPolicy(max_attempts=declared.max_attempts, max_age=declared.max_age)
         self.failure_blocks_group = declared.failure_blocks_group
         self.pinned = pinned
         self.find = self._look if declared.shows_what_it_did else None

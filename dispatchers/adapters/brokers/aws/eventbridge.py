@@ -21,6 +21,7 @@ from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, AwsPublisher, Item
 from dispatchers.adapters.places import Places, Unsendable
 from dispatchers.delivery import Delivered, Delivery, Outcome, Unknown
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
 MAX_BYTES: Final = 1_000_000  # of an event and of a request: API reference, PutEvents
@@ -53,8 +54,7 @@ class EventBridgeAdapter(AwsPublisher):
         source: str,
         at_least_once: bool = False,
         timeout: timedelta = TIMEOUT,
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         boto3_session: Any = None,
         endpoint_url: str | None = None,
         max_threads: int = 10,
@@ -67,8 +67,7 @@ class EventBridgeAdapter(AwsPublisher):
         super().__init__(client, Places("bus", bus))
         self.at_least_once = at_least_once
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
         self._source = source
         self._bus = bus
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
+from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 
 MAX_BYTES: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
 
@@ -47,8 +48,7 @@ class SqsFifoAdapter(FifoAdapter):
         key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
-        max_attempts: int = 20,
-        max_age: timedelta = timedelta(days=3),
+        retry: RetryPolicy = DEFAULT_RETRY,
         boto3_session: Any = None,
         endpoint_url: str | None = None,
         max_threads: int = 10,
@@ -58,8 +58,7 @@ class SqsFifoAdapter(FifoAdapter):
         )
         super().__init__(client, queue, key_attribute=key_attribute, window=window)
         self.timeout = timeout
-        self.max_attempts = max_attempts
-        self.max_age = max_age
+        self.retry = retry
 
     def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
         numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
