@@ -7,11 +7,10 @@ import errno
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Final
-
-import httpx
+from typing import Any, Final
 
 
 class Cause(StrEnum):
@@ -83,10 +82,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _cause_of(error: BaseException) -> Cause | None:
     match error:
-        case httpx.UnsupportedProtocol():
-            return Cause.UNSUPPORTED_URL
-        case httpx.ProxyError():
-            return Cause.NO_TUNNEL
         case socket.gaierror():
             return Cause.NO_DNS if error.errno == socket.EAI_AGAIN else Cause.HOST_NOT_FOUND
         case UnicodeError():  # a name that DNS cannot have
@@ -95,12 +90,24 @@ def _cause_of(error: BaseException) -> Cause | None:
             return _CERTIFICATES.get(error.verify_code, Cause.CERTIFICATE)
         case ssl.SSLError():
             return Cause.NO_TLS
-        case TimeoutError() | httpx.ConnectTimeout() | httpx.PoolTimeout():
+        case TimeoutError():
             return Cause.TIMED_OUT
         case OSError():
             return _ERRNOS.get(_number_of(error)) or (Cause.CLOSED if isinstance(error, ConnectionError) else None)
         case _:
-            return None
+            return _cause_in_httpx(error)
+
+
+def _cause_in_httpx(error: BaseException) -> Cause | None:
+    """Mail and brokers do without httpx. Where it is not imported, there is no error of it."""
+    httpx: Any = sys.modules.get("httpx")
+    if httpx is None:
+        return None
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return Cause.UNSUPPORTED_URL
+    if isinstance(error, httpx.ProxyError):
+        return Cause.NO_TUNNEL
+    return Cause.TIMED_OUT if isinstance(error, (httpx.ConnectTimeout, httpx.PoolTimeout)) else None
 
 
 def _number_of(error: OSError) -> int:

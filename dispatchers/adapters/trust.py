@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-import httpx
-
 from outbox.errors import ConfigurationError
 
 Tls: TypeAlias = ssl.SSLContext | str | os.PathLike[str] | None
@@ -23,6 +21,11 @@ def trusting() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def given_context(tls: Tls) -> ssl.SSLContext | None:
+    """The context that was given, or one with the given authorities; None without either. For protocols other than HTTP."""
+    return tls if tls is None or isinstance(tls, ssl.SSLContext) else _of_path(os.fspath(tls), "tls")
+
+
 def for_http(tls: Tls, usual: str | None = None) -> ssl.SSLContext:
     """The context for HTTPS. A given context is used as it is. usual: a file of authorities; by default those of httpx.
 
@@ -31,14 +34,13 @@ def for_http(tls: Tls, usual: str | None = None) -> ssl.SSLContext:
     if isinstance(tls, ssl.SSLContext):
         return tls
     if tls is not None:
-        return _of_path(os.fspath(tls), "tls")
+        return _http_of_path(os.fspath(tls), "tls")
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         if path := os.environ.get(name):
-            return _of_path(path, f"the environment's {name}")
+            return _http_of_path(path, f"the environment's {name}")
     return _usual(usual)
 
 
-@cache
 def _of_path(path: str, name: str) -> ssl.SSLContext:
     try:
         is_directory = Path(path).is_dir()
@@ -47,11 +49,18 @@ def _of_path(path: str, name: str) -> ssl.SSLContext:
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{name}={path!r} is no file or directory of CA certificates ({error})") from error
-    return _speaking_http_1(context)
+    return context
+
+
+@cache
+def _http_of_path(path: str, name: str) -> ssl.SSLContext:
+    return _speaking_http_1(_of_path(path, name))
 
 
 @cache
 def _usual(path: str | None) -> ssl.SSLContext:
+    import httpx  # brokers and mail do without it
+
     made = httpx.create_ssl_context(trust_env=False) if path is None else ssl.create_default_context(cafile=path)
     return _speaking_http_1(made)
 

@@ -99,6 +99,17 @@ def test_a_part_without_its_package_names_the_extra(
     assert completed.stdout.splitlines()[-1] == says
 
 
+@pytest.mark.parametrize("adapter", ["SmtpAdapter", "ImapSearch", "NatsAdapter", "RabbitMqAdapter", "TemporalAdapter"])
+def test_an_adapter_that_sends_nothing_over_http_needs_no_httpx(server: socket.socket, adapter: str) -> None:
+    source = BLOCK.format(
+        packages=["httpx", "httptools"], program=f"import dispatchers.adapters as a; print(a.{adapter}.__name__)"
+    )
+
+    completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
+
+    assert completed.stdout.splitlines() == [adapter]
+
+
 def test_a_system_without_posix_is_refused_in_words() -> None:
     program = "import os; os.name = 'nt'; import outbox"
 
