@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 from dispatchers.names import prefixes
 from dispatchers.threads import is_async
 from dispatchers.transitions import ClaimedEntry, End, Settle
-from outbox.configuration import Configuration
+from outbox.configuration import MAX_PAYLOAD_BYTES, Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, response_to_keep
 from outbox.session import ClaimedParent, OpenClaim, state_of
 from outbox.status import EntryStatus, entries_of_request
 
@@ -78,22 +78,22 @@ class Completed:
     completion: str
     parent: ParentKey
     entries: list[EntryStatus] = field(repr=False)
-    _max_response_bytes: int = field(repr=False)
     response: Response | None = field(default=None, init=False, repr=False)
+    _max_response_bytes: int = field(default=MAX_PAYLOAD_BYTES, init=False, repr=False)
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Give the request its final response. Every later retry gets it. Arguments and errors: see `claim.respond`."""
         if self.response is not None:
             raise AlreadyAnswered(f"respond after an answer: on_completed({self.completion!r}) has already responded")
-        self.response = Response.of(status, body, headers, max_bytes=self._max_response_bytes)
+        self.response = response_to_keep(status, body, headers, max_bytes=self._max_response_bytes)
         return self.response
 
-    @property
-    def answer(self) -> Response:
-        """The response; raises `NotAnswered` while there is none."""
-        if self.response is None:
-            raise NotAnswered(f"on_completed({self.completion!r}) has ended without completed.respond()")
-        return self.response
+
+def final_response(completed: Completed) -> Response:
+    """The response that the app's function gave. Raises `NotAnswered` if it gave none."""
+    if completed.response is None:
+        raise NotAnswered(f"on_completed({completed.completion!r}) has ended without completed.respond()")
+    return completed.response
 
 
 Callback: TypeAlias = Callable[[Any, Settlement], Any]
@@ -310,7 +310,9 @@ def begin_completed(connection: Connection, configuration: Configuration, sessio
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
     state_of(session).claim = Cause(configuration, row.kid, parent, row.id)
     entries = entries_of_request(connection, configuration.tables, row.id)
-    return Completed(row.id, row.completion, parent, entries, configuration.max_payload_bytes)
+    completed = Completed(row.id, row.completion, parent, entries)
+    completed._max_response_bytes = configuration.max_payload_bytes
+    return completed
 
 
 def require_no_awaitable(answer: object) -> None:

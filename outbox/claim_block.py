@@ -5,14 +5,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from inspect import isawaitable, iscoroutine
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
-from outbox.idempotency import Claim
+from outbox.idempotency import Claim, OpenRequest
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.records import LockWait, RecordKey, claim_key, key_in_flight
@@ -34,26 +34,33 @@ def checked_wait(mode: object, wait: timedelta) -> timedelta:
     return wait if mode == "wait" else NOTHING
 
 
-class ClaimBlock(Generic[Entered]):
-    """A block on a Session or an AsyncSession; `_entered` makes of the claim what it hands out.
+class BlockOptions(NamedTuple):
+    """How a block works in its session. A request over HTTP changes them: see `change_options`.
 
-    wait: how long for another request in flight. savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for
-        the request in flight.
+    savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for the request in flight.
     owns_transaction: whether who has opened it ends the session's transaction with it, in every case. Then no commit can follow
         what the block has lost: an error, and a rollback of the handler's, pass as they are.
     """
 
-    owns_transaction = False
-    savepoint_of: Callable[[Session], Savepoint] = staticmethod(nested_savepoint)
-    lock_wait: LockWait = staticmethod(wait_for_lock)
+    owns_transaction: bool = False
+    savepoint_of: Callable[[Session], Savepoint] = nested_savepoint
+    lock_wait: LockWait = wait_for_lock
+
+
+class ClaimBlock(Generic[Entered]):
+    """A block on a Session or an AsyncSession; `_entered` makes of the claim what it hands out.
+
+    wait: how long for another request in flight.
+    """
 
     def __init__(self, session: AnySession, key: RecordKey | BodyRequest, wait: timedelta) -> None:
         self._session = unscoped(session)
         self._key = key
         self._wait = wait
-        self._claim: Claim | None = None
+        self._options = BlockOptions()
+        self._claim: OpenRequest | None = None
 
-    def _entered(self, claim: Claim) -> Entered:
+    def _entered(self, claim: OpenRequest) -> Entered:
         raise NotImplementedError
 
     def __enter__(self) -> Entered:
@@ -79,7 +86,7 @@ class ClaimBlock(Generic[Entered]):
         if isinstance(error, ClaimLost) and task is not None and task.cancelling():
             raise asyncio.CancelledError from error
 
-    def _open(self, session: Session) -> Claim:
+    def _open(self, session: Session) -> OpenRequest:
         state = state_of(session)
         if state.claim is not None:
             raise ClaimOpen(
@@ -99,7 +106,7 @@ class ClaimBlock(Generic[Entered]):
         observer = self._key.configuration.observer
         return None if observer is None else ClaimObservation(observer, self._key.source)
 
-    def _take_observed(self, session: Session, observation: ClaimObservation) -> Claim:
+    def _take_observed(self, session: Session, observation: ClaimObservation) -> OpenRequest:
         state_of(session).at_end.append(lambda committed: observation.report())
         try:
             claim = self._take_checked(session, observation)
@@ -109,7 +116,7 @@ class ClaimBlock(Generic[Entered]):
         observation.claimed("hit" if claim.replayed else "miss")
         return claim
 
-    def _take_checked(self, session: Session, observation: ClaimObservation | None) -> Claim:
+    def _take_checked(self, session: Session, observation: ClaimObservation | None) -> OpenRequest:
         """No savepoint is around the claim's own statements: where one fails, PostgreSQL answers a COMMIT with a ROLLBACK."""
         try:
             return self._take(session, observation)
@@ -124,11 +131,12 @@ class ClaimBlock(Generic[Entered]):
                 raise key_in_flight(name) from error
             raise
 
-    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> OpenRequest:
         connection = self._begin(session)
-        key = choose_key(connection, self._key, self._wait, observation, self.lock_wait)
-        response = claim_key(connection, key, self._wait, observation, self.lock_wait)
-        return Claim(session, connection, key, response, self.savepoint_of, owns_transaction=self.owns_transaction)
+        owns_transaction, savepoint_of, lock_wait = self._options
+        key = choose_key(connection, self._key, self._wait, observation, lock_wait)
+        response = claim_key(connection, key, self._wait, observation, lock_wait)
+        return OpenRequest(session, connection, key, response, savepoint_of, owns_transaction)
 
     def _begin(self, session: Session) -> Connection:
         try:
@@ -157,10 +165,10 @@ class ClaimBlock(Generic[Entered]):
             if state.claim is claim:
                 state.claim = None
 
-    def _abandon(self, claim: Claim, error: BaseException) -> None:
+    def _abandon(self, claim: OpenRequest, error: BaseException) -> None:
         """Make a later commit raise the error, if the caller has handled it: the transaction has lost work."""
         lost = claim.abandon()
-        if lost is None or lost is error or self.owns_transaction or not isinstance(error, Exception):
+        if lost is None or lost is error or self._options.owns_transaction or not isinstance(error, Exception):
             return
         raise lost from error
 
@@ -174,8 +182,13 @@ class ClaimBlock(Generic[Entered]):
 class IdempotentBlock(ClaimBlock[Claim]):
     """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession."""
 
-    def _entered(self, claim: Claim) -> Claim:
-        return claim
+    def _entered(self, claim: OpenRequest) -> Claim:
+        return Claim(claim)
+
+
+def change_options(block: ClaimBlock[Any], **options: Any) -> None:
+    """Change these options of a block that was not entered yet."""
+    block._options = block._options._replace(**options)
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
@@ -195,7 +208,7 @@ def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
                 "outbox.run_idempotent got a Session, but its function returned an awaitable: pass an AsyncSession, or a"
                 " function that is not async"
             )
-    return claim.answer
+    return claim.require_response()
 
 
 async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
@@ -209,4 +222,4 @@ async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Re
                     " awaitable: make the function an 'async def', even if it awaits nothing"
                 )
             await done
-    return claim.answer
+    return claim.require_response()

@@ -90,9 +90,10 @@ class Entry:
     def __repr__(self) -> str:
         return f"Entry(id={self.id!r}, child_key={self.child_key!r})"
 
-    def take_tag(self, tag: Tag) -> None:
-        """For the outbox: take the tag under which the entry is stored."""
-        self._tag = tag
+
+def take_tag(entry: Entry, tag: Tag) -> None:
+    """Let the app's handle show the tag under which the entry is stored."""
+    entry._tag = tag
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ pending record cannot exist: the record is inserted with its answer, at the end 
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
@@ -19,19 +20,13 @@ from outbox.keys import ParentKey, check_operation
 from outbox.requests.accepted import accepted_response, require_open_entries
 from outbox.requests.records import RecordKey, insert_record, record_insert, require_written
 from outbox.requests.replay_guard import ReplayGuard
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, response_to_keep
 from outbox.requests.savepoints import Savepoint, nested_savepoint, request_savepoint
 from outbox.session import ClaimedParent, OpenClaim, state_of
 
 
-class Claim(OpenClaim):
-    """A request's claim on its key. It is open for the length of the `outbox.idempotent` block.
-
-    id: the id of the request's record, for `outbox.request_status`.
-    parent: the parent key of the entries that the block enqueues.
-    replayed: whether the request was answered before. Then `response` is that answer, and the block must write nothing.
-    response: the answer, or None if there is none yet.
-    """
+class OpenRequest(OpenClaim):
+    """A claim in its transaction: the savepoint of its block, its answer, and what the session's events ask of it."""
 
     def __init__(
         self,
@@ -59,22 +54,15 @@ class Claim(OpenClaim):
         self._guard: ReplayGuard | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Keep this answer for every retry of the request. It commits with the caller's transaction.
-
-        body: `bytes` are kept as they are, `str` as UTF-8 text, None as an empty body, anything else as JSON. A Content-Type
-            is added unless `headers` names one.
-        status: 400 or more is a failure that the app chooses to keep, for example 402.
-        Raises `AlreadyAnswered` for a second answer or inside a replay, and `InvalidValue` for a status or a header that
-        cannot be kept (Set-Cookie is never kept).
-        """
+        """See `Claim.respond`."""
         self._require_unanswered("respond")
-        self.response = Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
+        self.response = response_to_keep(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
         return self.response
 
     def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Undo what the block has written and enqueued, and keep only this answer. Arguments and errors: see `respond`."""
+        """See `Claim.reject`."""
         self._require_unanswered("reject")
-        response = Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
+        response = response_to_keep(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
         self._require_savepoint().undo()
         self._savepoint = self._savepoint_of(self._session)
         self._rejected = True
@@ -82,28 +70,11 @@ class Claim(OpenClaim):
         return response
 
     def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Answer 202 now. The final response is built when every entry of the request has ended.
-
-        The function of `on_completed(completion)` builds it, in the transaction in which a dispatcher settles the last entry.
-        Until then a retry gets this 202 again; after that it gets the final response.
-
-        body: by default JSON with the request's `id`, `state` and `status_url`.
-        headers: by default `Location` is the status URL (from `configure(status_url=...)`), and `Retry-After` says when to
-            ask there first.
-        Raises what `respond` raises, `InvalidValue` for a malformed name, and `ConfigurationError` if there is no status URL.
-        The end of the block raises `ClaimError` if it has enqueued nothing, because then there is nothing to wait for.
-        """
+        """See `Claim.accept`."""
         self._require_unanswered("accept")
         check_operation(completion, "completion")
         self.response = accepted_response(self._key.configuration, self.id, body, headers)
         self._completion = completion
-        return self.response
-
-    @property
-    def answer(self) -> Response:
-        """The response; raises `NotAnswered` while there is none."""
-        if self.response is None:
-            raise NotAnswered(f"the request with key {self.parent.key!r} has no answer yet")
         return self.response
 
     # --- what the session's events ask
@@ -280,3 +251,81 @@ class Claim(OpenClaim):
             f"the request with key {self.parent.key!r} was answered before. Check claim.replayed first and return"
             " claim.response, or use outbox.run_idempotent, which does"
         )
+
+
+class Claim:
+    """A request's claim on its key. It is open for the length of the `outbox.idempotent` block, which makes it."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: OpenRequest) -> None:
+        self._request = request
+
+    @property
+    def id(self) -> UUID:
+        """The id of the request's record, for `outbox.request_status`."""
+        return self._request.id
+
+    @property
+    def parent(self) -> ParentKey:
+        """The parent key of the entries that the block enqueues."""
+        return self._request.parent
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the request was answered before. Then `response` is that answer, and the block must write nothing."""
+        return self._request.replayed
+
+    @property
+    def response(self) -> Response | None:
+        """The response. None while there is none."""
+        return self._request.response
+
+    def require_response(self) -> Response:
+        """Return the response. Raises `NotAnswered` while there is none."""
+        return response_of(self._request)
+
+    def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Keep this answer for every retry of the request. It commits with the caller's transaction.
+
+        body: `bytes` are kept as they are, `str` as UTF-8 text, None as an empty body, anything else as JSON. A Content-Type
+            is added unless `headers` names one.
+        status: 400 or more is a failure that the app chooses to keep, for example 402.
+        Raises `AlreadyAnswered` for a second answer or inside a replay, and `InvalidValue` for a status or a header that
+        cannot be kept (Set-Cookie is never kept).
+        """
+        return self._request.respond(status, body, headers)
+
+    def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Undo what the block has written and enqueued, and keep only this answer. Arguments and errors: see `respond`."""
+        return self._request.reject(status, body, headers)
+
+    def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Answer 202 now. The final response is built when every entry of the request has ended.
+
+        The function of `on_completed(completion)` builds it, in the transaction in which a dispatcher settles the last entry.
+        Until then a retry gets this 202 again; after that it gets the final response.
+
+        body: by default JSON with the request's `id`, `state` and `status_url`.
+        headers: by default `Location` is the status URL (from `configure(status_url=...)`), and `Retry-After` says when to
+            ask there first.
+        Raises what `respond` raises, `InvalidValue` for a malformed name, and `ConfigurationError` if there is no status URL.
+        The end of the block raises `ClaimError` if it has enqueued nothing, because then there is nothing to wait for.
+        """
+        return self._request.accept(completion, body, headers)
+
+
+class HasResponse(Protocol):
+    """A request that has a response, or none yet."""
+
+    @property
+    def parent(self) -> ParentKey: ...
+    @property
+    def response(self) -> Response | None: ...
+
+
+def response_of(request: HasResponse) -> Response:
+    """The response of a request. Raises `NotAnswered` while there is none."""
+    if request.response is None:
+        raise NotAnswered(f"the request with key {request.parent.key!r} has no answer yet")
+    return request.response

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from outbox.claim_block import ClaimBlock
 from outbox.configuration import Configuration
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
-from outbox.idempotency import Claim
+from outbox.idempotency import OpenRequest
 from outbox.keys import ParentKey, check_field
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import choose_key
@@ -58,7 +58,7 @@ def message_key(
     return RecordKey.of(configuration, parent, NO_FINGERPRINT, keep)
 
 
-class _MessageClaim(Claim):
+class _OpenMessage(OpenRequest):
     """A claim that is answered from the start, and speaks of messages."""
 
     def open(self) -> None:
@@ -95,10 +95,10 @@ class _MessageClaim(Claim):
 class InboxBlock(ClaimBlock[InboxMessage]):
     """What `outbox.inbox` returns: `with` it on a Session, `async with` it on an AsyncSession."""
 
-    def _entered(self, claim: Claim) -> InboxMessage:
+    def _entered(self, claim: OpenRequest) -> InboxMessage:
         return InboxMessage(parent=claim.parent, duplicate=claim.replayed)
 
-    def _open(self, session: Session) -> Claim:
+    def _open(self, session: Session) -> OpenRequest:
         try:
             return super()._open(session)
         except KeyInFlight as error:
@@ -108,7 +108,7 @@ class InboxBlock(ClaimBlock[InboxMessage]):
                 error.retry_after,
             ) from error
 
-    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> OpenRequest:
         connection = self._begin(session)
         key = choose_key(connection, self._key, self._wait)
         try:
@@ -116,4 +116,4 @@ class InboxBlock(ClaimBlock[InboxMessage]):
         except KeyExpired:
             # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used again.
             response = HANDLED
-        return _MessageClaim(session, connection, key, response, self.savepoint_of)
+        return _OpenMessage(session, connection, key, response, self._options.savepoint_of)

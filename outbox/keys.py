@@ -73,9 +73,10 @@ class ParentKey:
                 "scope", self.scope, f"may be empty only for source 'app', not {self.source!r}: give the caller's id"
             )
 
-    @classmethod
-    def of(cls, parent: "str | ParentKey") -> "ParentKey":
-        return parent if isinstance(parent, ParentKey) else cls(parent)
+
+def as_parent_key(parent: str | ParentKey) -> ParentKey:
+    """The parent key; a plain text is a key of the app without a scope."""
+    return parent if isinstance(parent, ParentKey) else ParentKey(parent)
 
 
 class KeyFields(NamedTuple):
@@ -95,7 +96,7 @@ def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator:
     """The checked fields of one effect. Raises `InvalidValue`."""
     name = check_operation(operation)
     key, scope, source = (
-        (parent, _BARE_SCOPE, _BARE_SOURCE) if type(parent) is str else _fields_of(ParentKey.of(parent))
+        (parent, _BARE_SCOPE, _BARE_SOURCE) if type(parent) is str else _fields_of(as_parent_key(parent))
     )
     parts, id = _known_parent(env, scope, source, key)
     encoded = parts + name + _part(check_field("discriminator", discriminator))

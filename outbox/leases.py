@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
-from outbox.idempotency import Claim
+from outbox.idempotency import OpenRequest, response_of
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
 from outbox.observer import ClaimObservation, observed
 from outbox.requests import lease_records
@@ -37,7 +37,7 @@ from outbox.requests.body_key import BodyRequest
 from outbox.requests.lease_records import Lease, Taken
 from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal
 from outbox.requests.records import RecordKey, key_in_flight
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, response_to_keep
 from outbox.requests.savepoints import nested_savepoint
 from outbox.requests.short_transactions import Source, checked_source, run, run_async
 from outbox.session import AnySession, ClaimedParent, state_of
@@ -83,17 +83,13 @@ class LeasedAttempt:
         must be the first statement of its transaction. The parent of the entries is the claim's.
         Raises `LeaseLost`; the transaction can then not be committed.
         """
-        return FencedBlock(session, self, self.lease)
+        return FencedBlock(session, self, self._own_lease())
 
-    @property
-    def answer(self) -> Response:
-        """The response. Raises `NotAnswered` while there is none."""
-        if self.response is None:
-            raise NotAnswered(f"the request with key {self.parent.key!r} has no answer yet")
-        return self.response
+    def require_response(self) -> Response:
+        """Return the response. Raises `NotAnswered` while there is none."""
+        return response_of(self)
 
-    @property
-    def lease(self) -> Lease:
+    def _own_lease(self) -> Lease:
         """The lease. Raises `AlreadyAnswered` in a replay."""
         if self._lease is None:
             raise self._answered("work inside a replay")
@@ -113,7 +109,7 @@ class LeasedAttempt:
     def _current_lease(self, verb: str) -> Lease:
         if self.response is not None:
             raise self._answered(f"{verb} after an answer")
-        return self.lease
+        return self._own_lease()
 
     def _answered(self, what: str) -> AlreadyAnswered:
         return AlreadyAnswered(
@@ -123,7 +119,7 @@ class LeasedAttempt:
 
     def _response(self, status: int, body: Any, headers: Mapping[str, str] | None) -> Response:
         self._current_lease("respond")
-        return Response.of(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
+        return response_to_keep(status, body, headers, max_bytes=self._key.configuration.max_payload_bytes)
 
 
 class LeasedClaim(LeasedAttempt):
@@ -173,8 +169,8 @@ class AsyncLeasedClaim(LeasedAttempt):
 # --- a transaction of the app's in which the lease holds
 
 
-class Fence(Claim):
-    """An open fence: a claim in a session whose record already exists."""
+class _OpenFence(OpenRequest):
+    """A fence in its transaction: the record of its request already exists."""
 
     def __init__(self, session: Session, connection: Connection, attempt: LeasedAttempt, lease: Lease) -> None:
         super().__init__(session, connection, lease.key, None, nested_savepoint)
@@ -211,7 +207,7 @@ class FencedBlock(IdempotentBlock):
     def _observation(self) -> None:
         return None  # it is no claim of its own
 
-    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> OpenRequest:
         connection = self._begin(session)
         try:
             lease_records.require_lease(connection, self._lease, lock=True)
@@ -220,7 +216,7 @@ class FencedBlock(IdempotentBlock):
             # An answer of our own is another error; one whose commit failed may be given again.
             self._attempt._current_lease("fence")
             raise
-        return Fence(session, connection, self._attempt, self._lease)
+        return _OpenFence(session, connection, self._attempt, self._lease)
 
 
 # --- the block
@@ -323,7 +319,7 @@ class LeasedBlock:
             raise ClaimError("the outbox.leased block was never entered")
         if claim.replayed or (error is not None and not isinstance(error, Exception)):
             return None
-        return claim.lease if error is not None or not claim._is_stored else None
+        return claim._own_lease() if error is not None or not claim._is_stored else None
 
     def _require_answer(self, error: BaseException | None) -> None:
         if error is None and self._claim is not None and not self._claim._is_stored:

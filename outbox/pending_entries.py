@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Entry, NewEntry
+from outbox.entry_rows import Entry, NewEntry, take_tag
 
 
 class PendingEntry:
@@ -96,7 +96,7 @@ class PendingEntries:
             else:
                 del self._pending[configuration]
         for written in undone:
-            written.pending.handle.take_tag(written.pending.entry.tag)
+            take_tag(written.pending.handle, written.pending.entry.tag)
         self.put_back([(each.configuration, [each.pending]) for each in undone if each.pending.depth < depth])
 
     def clear(self) -> None:

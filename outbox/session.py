@@ -16,7 +16,7 @@ from sqlalchemy.exc import InvalidRequestError, MissingGreenlet
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags
+from outbox.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags, take_tag
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.hints import UnsentHints
 from outbox.keys import ParentKey
@@ -219,7 +219,7 @@ def _take_stored_tags(connection: Connection, configuration: Configuration, foun
         return
     tags = stored_tags(connection, configuration.tables, [each.entry.id for each in found])
     for each in found:
-        each.handle.take_tag(tags.get(each.entry.id, each.entry.tag))
+        take_tag(each.handle, tags.get(each.entry.id, each.entry.tag))
 
 
 def flush_all(session: Session) -> None:

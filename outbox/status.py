@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, in
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
-from outbox.keys import ParentKey, Tag, check_id, encode_native, ids_under, parent_id
+from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, ids_under, parent_id
 from outbox.session import flush_all
 from outbox.sql.connections import require_connection
 from outbox.sql.dialect import clock, require_transaction
@@ -52,7 +52,7 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
     flush_all(session)
     connection = session.connection()
     require_connection(connection, configuration.schema)
-    return _of_parent(connection, configuration.tables, parent_id(configuration.env, ParentKey.of(parent)))
+    return _of_parent(connection, configuration.tables, parent_id(configuration.env, as_parent_key(parent)))
 
 
 def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:

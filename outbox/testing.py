@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from outbox.default_outbox import default
 from outbox.instance import Outbox
-from outbox.keys import ParentKey
+from outbox.keys import ParentKey, as_parent_key
 from outbox.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
 from outbox.sql.schema import Tables
 
@@ -145,7 +145,7 @@ def refute_enqueued(
 def _require_in(session: Any, operation: str | None, payload: Any, name: str, conditions: Counted) -> Any:
     __tracebackhide__ = True
     parent, count = conditions.get("parent"), conditions.get("count", 1)
-    parent_key = None if parent is None else ParentKey.of(parent)
+    parent_key = None if parent is None else as_parent_key(parent)
     wanted = _Wanted(operation, payload, parent_key, conditions.get("discriminator"))
     tables = (conditions.get("using") or default).configuration.tables
     if not hasattr(unscoped(session), "run_sync"):

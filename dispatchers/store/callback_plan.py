@@ -18,6 +18,7 @@ from dispatchers.callbacks import (
     Function,
     OnCompleted,
     begin_completed,
+    final_response,
     prepare,
     require_no_awaitable,
 )
@@ -71,7 +72,7 @@ def call_completed(
     completed: Completed = begin_completed(connection, configuration, session, row)
     yield Call(function, completed, CompletionFailed)
     with named_failures(connection, CompletionFailed):
-        response = completed.answer
+        response = final_response(completed)
     answer_accepted(connection, configuration.tables, row, response)
     return True
 

@@ -31,7 +31,7 @@ def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[o
             session, key, scope=customer, source="http", request=body, in_flight="conflict"
         ) as claim:
             if claim.replayed:
-                return claim.answer, True
+                return claim.require_response(), True
             cart = json.loads(body)
             order = Order(
                 id=str(uuid.uuid4()),
@@ -55,7 +55,7 @@ def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[o
                 },
             )
             claim.respond(201, {"order_id": order.id}, headers={"Location": f"/orders/{order.id}"})
-        return claim.answer, False
+        return claim.require_response(), False
 
 
 async def checkout(request: Request) -> Response:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock, checked_wait
+from outbox.claim_block import IdempotentBlock, change_options, checked_wait
 from outbox.default_outbox import default
 from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
@@ -112,7 +112,7 @@ class Policy:
             wait=self.wait,
             keep=self.keep,
         )
-        block.lock_wait = limited_wait(self.max_waiting)
+        change_options(block, lock_wait=limited_wait(self.max_waiting))
         return block
 
     def problem(self, refusal: RequestRefused) -> Answer:

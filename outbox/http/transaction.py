@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock
+from outbox.claim_block import IdempotentBlock, change_options
 from outbox.errors import ClaimLost, RequestRefused, RequestUndone
 from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
@@ -88,9 +88,9 @@ class RequestTransaction:
         self._is_new = not (session.in_transaction() or session.new or session.identity_map)
         try:
             block = policy.block(session, key, scope, request)
-            block.owns_transaction = True
+            change_options(block, owns_transaction=True)
             if self._is_new:
-                block.savepoint_of = request_savepoint
+                change_options(block, savepoint_of=request_savepoint)
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
         except RequestRefused:
@@ -101,7 +101,7 @@ class RequestTransaction:
             session.close()
             raise
         self._block = block
-        self.replay: Answer | None = replay(self.claim.answer) if self.claim.replayed else None
+        self.replay: Answer | None = replay(self.claim.require_response()) if self.claim.replayed else None
 
     def finish(self, sent: Answer) -> Answer:
         """Keep the answer and commit, or undo everything. Returns the answer to send.
@@ -118,7 +118,7 @@ class RequestTransaction:
                 self.claim.respond(sent.status, sent.body or None, kept_headers(sent, self._policy.kept_headers))
                 answer = sent
             case Verdict.KEEP_CHOSEN:
-                answer = first_answer(self.claim.answer, sent)
+                answer = first_answer(self.claim.require_response(), sent)
         with undone_by_conflict():
             self._end_block(None)
             self.session.commit()

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, Row, exists, or_, 
 from outbox.configuration import Configuration
 from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, columns_with, response_to_keep
 from outbox.sql.dialect import database_now
 from outbox.sql.key_locks import certify
 from outbox.sql.parent_index import is_under
@@ -36,7 +36,7 @@ def accepted_response(configuration: Configuration, id: UUID, body: Any, headers
     ours = {"Location": location, "Retry-After": str(int(POLL_FIRST.total_seconds()))}
     kept = {name: value for name, value in ours.items() if name.lower() not in names} | given
     shown = {"id": str(id), "state": "accepted", "status_url": location} if body is None else body
-    return Response.of(202, shown, kept, max_bytes=configuration.max_payload_bytes)
+    return response_to_keep(202, shown, kept, max_bytes=configuration.max_payload_bytes)
 
 
 def poll_after(age: timedelta) -> timedelta:
@@ -90,4 +90,4 @@ def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], respo
     now = database_now(connection)
     waited = now - row.created_at
     windows = {"answered_at": now, "replay_until": row.replay_until + waited, "keep_until": row.keep_until + waited}
-    connection.execute(update(record).where(record.c.id == row.id).values(response.columns | windows))
+    connection.execute(update(record).where(record.c.id == row.id).values(columns_with(response) | windows))

@@ -10,7 +10,7 @@ from outbox.errors import LeaseLost
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, columns_with
 from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction
 from outbox.sql.key_locks import certify, impatiently
 
@@ -155,7 +155,9 @@ def answer(connection: Connection, lease: Lease, response: Response) -> None:
         update(record)
         .where(*_bears(record, lease, lease.token))
         .values(
-            response.columns | _kept(lease.key) | {"lease_token": None, "lease_until": None, "answered_at": clock()}
+            columns_with(response)
+            | _kept(lease.key)
+            | {"lease_token": None, "lease_until": None, "answered_at": clock()}
         )
     )
     if not written.rowcount:

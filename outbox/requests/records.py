@@ -39,7 +39,7 @@ from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey, parent_id
 from outbox.mismatches import count_mismatch
 from outbox.observer import ClaimObservation
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, state_with
 from outbox.sql.connections import LockBudget
 from outbox.sql.dialect import (
     SERIALIZATION_FAILURE,
@@ -196,7 +196,7 @@ def _values(key: RecordKey, response: Response, completion: str | None) -> dict[
         "new_source": parent.source,
         "new_parent": parent.key,
         "new_kid": key.kid,
-        "new_state": response.state if completion is None else "accepted",
+        "new_state": state_with(response) if completion is None else "accepted",
         "new_fingerprint": key.fingerprint,
         "new_fingerprint_version": FINGERPRINT_VERSION,
         "new_status": response.status,

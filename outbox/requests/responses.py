@@ -22,34 +22,35 @@ class Response:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, status: int, body: Any, headers: Mapping[str, str] | None, *, max_bytes: int) -> "Response":
-        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
-            raise InvalidValue("status", status, "must be an int from 200 to 599")
-        kept = dict(headers or {})
-        for name, value in kept.items():
-            _check_header(name, value)
-        data, content_type = _body(body, max_bytes)
-        if data and status in WITHOUT_CONTENT:
-            raise InvalidValue("status", status, "has no body: leave the body out, or answer with 200")
-        if content_type and not any(name.lower() == "content-type" for name in kept):
-            kept["Content-Type"] = content_type
-        return cls(status, data, kept)
-
-    @property
-    def state(self) -> Literal["succeeded", "failed"]:
-        """The state of a record with this answer."""
-        return "succeeded" if self.status < 400 else "failed"
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The columns of a record that has this answer."""
-        headers = json.dumps(dict(self.headers))
-        return {"state": self.state, "status": self.status, "body": self.body, "headers": headers}
-
     def json(self) -> Any:
         """The body parsed as JSON."""
         return json.loads(self.body)
+
+
+def response_to_keep(status: int, body: Any, headers: Mapping[str, str] | None, *, max_bytes: int) -> Response:
+    """The response for the arguments of `claim.respond`. Raises `InvalidValue` and `NotSerializable`."""
+    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
+        raise InvalidValue("status", status, "must be an int from 200 to 599")
+    kept = dict(headers or {})
+    for name, value in kept.items():
+        _check_header(name, value)
+    data, content_type = _body(body, max_bytes)
+    if data and status in WITHOUT_CONTENT:
+        raise InvalidValue("status", status, "has no body: leave the body out, or answer with 200")
+    if content_type and not any(name.lower() == "content-type" for name in kept):
+        kept["Content-Type"] = content_type
+    return Response(status, data, kept)
+
+
+def state_with(response: Response) -> Literal["succeeded", "failed"]:
+    """The state of a record with this response."""
+    return "succeeded" if response.status < 400 else "failed"
+
+
+def columns_with(response: Response) -> dict[str, Any]:
+    """The columns of a record that has this response."""
+    headers = json.dumps(dict(response.headers))
+    return {"state": state_with(response), "status": response.status, "body": response.body, "headers": headers}
 
 
 def _body(body: Any, max_bytes: int) -> tuple[bytes, str | None]:

@@ -177,7 +177,7 @@ def a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed(engines: list[
                     session.execute(sa.text("INSERT INTO sold VALUES (:number)"), {"number": number})
                     ob.enqueue(session, "crm.upsert", {"number": number})
                     claimed.respond(201, {"number": number})
-            return claimed.replayed, claimed.answer.body
+            return claimed.replayed, claimed.require_response().body
 
     raced = race(engines, partial(handle, number=1), partial(handle, number=2))
 

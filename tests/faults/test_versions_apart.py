@@ -55,7 +55,7 @@ def test_this_release_works_on_a_database_that_is_one_migration_ahead(ahead: Dat
             if not claim.replayed:
                 ob.enqueue(session, "crm.upsert", PAYLOAD)
                 claim.respond(201, {"order": "placed"})
-        return claim.answer
+        return claim.require_response()
 
     put(ahead, ob, count=3)
     assert request() == request()

@@ -46,7 +46,7 @@ def test_a_request_and_its_effect_are_written_replayed_and_sent(
                     session.add(Order(customer="ada", amount=2000))
                     ob.enqueue(session, CHARGE, payload)
                     claim.respond(201, {"order": "placed"})
-            return claim.answer
+            return claim.require_response()
 
     answers = [place_order(), place_order()]
     crm = MemoryAdapter()

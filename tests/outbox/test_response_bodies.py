@@ -118,7 +118,7 @@ def test_a_leased_claims_answer_is_replayed(by_day: Database, ob: outbox.Outbox)
         with ob.leased(by_day.engine, "retry-001", scope="acct_1", request=REQUEST) as claim:
             if not claim.replayed:
                 claim.respond(201, {"order": 1})
-        return claim.answer
+        return claim.require_response()
 
     assert request() == request()
     assert [body for _, body in stored_bodies(by_day)] == [b'{"order":1}']

@@ -189,7 +189,7 @@ def test_odd_names_are_quoted_everywhere(blank_postgresql: Blank) -> None:
             with ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
                 if not claim.replayed:
                     claim.respond(201, {"order": 1})
-            assert claim.answer.json() == {"order": 1}
+            assert claim.require_response().json() == {"order": 1}
     table, day = '"My Schema"."weird-prefix_body"', '"My Schema"."weird-prefix_body_20260101"'
     with engine.begin() as connection:
         assert connection.scalar(sa.text(f"SELECT count(*) FROM {table}")) == 1

@@ -3,7 +3,31 @@
 from difflib import unified_diff
 
 import pytest
-from support.public_api import MODULES, describe, read_snapshot, snapshot_path
+from support.public_api import MODULES, describe, public_members, read_snapshot, snapshot_path
+
+import outbox
+from dispatchers import Completed, SettledEntry, Settlement
+from outbox.claim_block import IdempotentBlock
+from outbox.inbox import InboxBlock
+from outbox.leases import FencedBlock, LeasedBlock
+
+ATTRIBUTES = {
+    outbox.Claim: "accept id parent reject replayed require_response respond response",
+    outbox.LeasedClaim: "child_key fence parent renew replayed require_response respond response",
+    outbox.AsyncLeasedClaim: "child_key fence parent renew replayed require_response respond response",
+    outbox.InboxMessage: "duplicate parent",
+    outbox.Response: "body headers json status",
+    outbox.ParentKey: "key scope source",
+    outbox.Entry: "child_key id",
+    Completed: "completion entries id parent respond response",
+    Settlement: "attempts entry reason result state",
+    SettledEntry: "body child_key created_at destination discriminator id operation parent payload",
+    IdempotentBlock: "",
+    InboxBlock: "",
+    LeasedBlock: "",
+    FencedBlock: "",
+}
+"""What autocompletion shows of an object that the library hands to an app."""
 
 
 @pytest.mark.parametrize("package", MODULES)
@@ -30,3 +54,10 @@ def test_names_and_signatures_are_those_of_the_snapshot(package: str, module: st
             "    python3 dev.py api",
             pytrace=False,
         )
+
+
+@pytest.mark.parametrize("cls", ATTRIBUTES, ids=lambda cls: cls.__name__)
+def test_an_app_sees_of_an_object_only_what_it_may_use(cls: type) -> None:
+    shown = {name for name in {*dir(cls), *public_members(cls)} if not name.startswith("_")}
+
+    assert sorted(shown) == ATTRIBUTES[cls].split()

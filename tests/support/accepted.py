@@ -44,7 +44,7 @@ class Checkout:
                     for operation in operations or (CHARGE,):
                         self.ob.enqueue(session, operation, {"amount": 2000})
                     claim.accept(completion="checkout", headers=LOCATION)
-            return claim.answer
+            return claim.require_response()
 
     def on_completed(self, work: Work = summed_up) -> None:
         def completion(session: Session, completed: Completed) -> None:

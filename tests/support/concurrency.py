@@ -110,7 +110,7 @@ class RacingShop:
 
     def _handle(self, session: Session, claim: outbox.Claim) -> outbox.Response:
         if claim.replayed:
-            return claim.answer
+            return claim.require_response()
         self.executions += 1
         session.add(Order(customer="ada", amount=2000))
         self.ob.enqueue(session, CHARGE, PAYLOAD)

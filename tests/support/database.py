@@ -297,12 +297,12 @@ class Client:
             return claim
 
         if self._is_async:
-            return asyncio.run(run()).answer
+            return asyncio.run(run()).require_response()
         with self._database.session() as session:
             with self._block(session, changed) as claim:
                 work(session, claim)
             session.commit()
-        return claim.answer
+        return claim.require_response()
 
     def commit_despite(self, handler: Handler, **changed: Any) -> BaseException:
         """As a caller who catches what comes out of the block, and commits. Returns what was caught."""

@@ -42,20 +42,20 @@ class Shop:
         async def run_async() -> outbox.Response:
             async with self.block(self.database.async_engine(), **changed) as claim:
                 if claim.replayed:
-                    return claim.answer
+                    return claim.require_response()
                 call_out(claim)
                 async with self.database.async_session() as session, session.begin(), claim.fence(session) as fence:
                     await session.run_sync(place, fence)
-            return claim.answer
+            return claim.require_response()
 
         def run() -> outbox.Response:
             with self.block(self.database.engine, **changed) as claim:
                 if claim.replayed:
-                    return claim.answer
+                    return claim.require_response()
                 call_out(claim)
                 with self.database.session() as session, session.begin(), claim.fence(session) as fence:
                     place(session, fence)
-            return claim.answer
+            return claim.require_response()
 
         return asyncio.run(run_async()) if self.is_async else run()
 

@@ -32,7 +32,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "outbox.http.status_route": ("StatusRoute",),
         "outbox.inbox": ("InboxBlock",),
         "outbox.inboxes": (),
-        "outbox.leases": ("Fence", "FencedBlock", "LeasedBlock"),
+        "outbox.leases": ("FencedBlock", "LeasedBlock"),
         "outbox.metrics.opentelemetry": (),
         "outbox.metrics.prometheus": (),
         "outbox.migrations": (),
@@ -126,7 +126,7 @@ def _class_lines(name: str, cls: type) -> Iterator[str]:
         return
     if ("__init__" in _own_names(cls) or is_dataclass(cls)) and not getattr(cls, "_is_protocol", False):
         yield from (INDENT + line for line in _function_lines("__init__", cls.__init__, is_method=True))  # type: ignore[misc]
-    for member in sorted(_public_members(cls)):
+    for member in sorted(public_members(cls)):
         yield from (INDENT + line for line in _member_lines(cls, member))
 
 
@@ -150,7 +150,7 @@ def _own_names(cls: type) -> set[str]:
     return {name for each in _ours(cls) for name in vars(each)}
 
 
-def _public_members(cls: type) -> set[str]:
+def public_members(cls: type) -> set[str]:
     named = {name for each in _ours(cls) for name in (*vars(each), *inspect.get_annotations(each), *_assigned(each))}
     special = {
         "__enter__",

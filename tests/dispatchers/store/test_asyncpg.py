@@ -46,7 +46,7 @@ def test_an_app_enqueues_claims_replays_reads_and_cancels(postgresql: Database, 
                     for line in range(3):
                         ob.enqueue(session, CHARGE, PAYLOAD, discriminator=str(line), ordering_key="acct_1")
                     claim.respond(201, {"order": "placed"})
-        return claim.answer
+        return claim.require_response()
 
     parent = outbox.ParentKey("retry-001", scope="acct_1", source="http")
 

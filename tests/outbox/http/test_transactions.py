@@ -77,7 +77,7 @@ def test_a_session_that_holds_something_keeps_its_own_kind_of_savepoint(
             session.flush()
             request.claim.reject(402)
             assert earlier.amount == 1  # read again, as a rollback of a Session's own has it
-            request.finish(plain_answer(request.claim.answer))
+            request.finish(plain_answer(request.claim.require_response()))
 
     assert verbs(sent) == ["SELECT", "SAVEPOINT", "UPDATE", "ROLLBACK", "SAVEPOINT", "SELECT", "RELEASE", "INSERT"]
 
@@ -90,7 +90,7 @@ def test_a_session_that_holds_something_earlier_keeps_its_kind_too(postgresql: D
         earlier.amount = 2
         session.flush()
         request.claim.reject(402)
-        request.finish(plain_answer(request.claim.answer))
+        request.finish(plain_answer(request.claim.require_response()))
 
         assert list(session) == [earlier]
         assert earlier.amount == 1
@@ -134,7 +134,7 @@ def test_a_rejection_undoes_whatever_the_handler_did(
         request = begin(session, ob)
         do(session, ob)
         request.claim.reject(402, {"error": "declined"})
-        request.finish(plain_answer(request.claim.answer))
+        request.finish(plain_answer(request.claim.require_response()))
 
     assert database.counts() == NOTHING | {"records": 1}
 
@@ -166,7 +166,7 @@ def test_a_rejection_undoes_what_the_session_wrote_to_another_database(
             session.execute(sa.insert(Order).values(customer="ada", amount=1), **elsewhere)
         session.execute(sa.insert(Order).values(customer="ada", amount=2), **elsewhere)
         request.claim.reject(402)
-        request.finish(plain_answer(request.claim.answer))
+        request.finish(plain_answer(request.claim.require_response()))
 
     assert postgresql.counts() == NOTHING | {"records": 1}
     assert sqlite.orders == []
@@ -200,7 +200,7 @@ def test_a_rejected_request_writes_nothing_more(database: Database, ob: outbox.O
         session.add(Order(customer="ada", amount=1))
 
         with pytest.raises(outbox.AlreadyAnswered, match=r"a write after claim\.reject\(\)"):
-            request.finish(plain_answer(request.claim.answer))
+            request.finish(plain_answer(request.claim.require_response()))
 
     assert database.counts() == NOTHING
 
@@ -212,7 +212,7 @@ def test_a_key_stays_locked_from_a_rejection_to_its_commit(postgresql: Database,
         request.claim.reject(402)
         with postgresql.session() as other, pytest.raises(outbox.KeyInFlight):
             begin(other, ob)
-        request.finish(plain_answer(request.claim.answer))
+        request.finish(plain_answer(request.claim.require_response()))
 
     with postgresql.session() as other:
         replay = begin(other, ob).replay

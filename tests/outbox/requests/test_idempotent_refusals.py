@@ -172,7 +172,7 @@ def test_before_its_answer_a_claim_has_none(client):
     def ask(session, claim):
         seen.append(claim.response)
         with pytest.raises(outbox.NotAnswered, match="the request with key 'retry-001' has no answer yet"):
-            assert claim.answer
+            assert claim.require_response()
         seen.append(claim.respond(201))
 
     client.request(ask)

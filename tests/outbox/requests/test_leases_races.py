@@ -39,7 +39,7 @@ def handle(shop, engine, service, key, rng):
     try:
         with shop.block(engine, key=key) as claim:
             if claim.replayed:
-                return claim.answer
+                return claim.require_response()
             service.charge(key, claim.child_key("bank.charge"))
             if rng.random() < 0.2:
                 raise ZeroDivisionError
@@ -49,7 +49,7 @@ def handle(shop, engine, service, key, rng):
                 fence.respond(201, rng.random())
                 if rng.random() < 0.2:
                     raise ZeroDivisionError
-        return claim.answer
+        return claim.require_response()
     except (outbox.KeyInFlight, outbox.LeaseLost, ConnectionError, ZeroDivisionError, sa.exc.OperationalError):
         return None  # an OperationalError: a serialization failure, or a busy SQLite
 

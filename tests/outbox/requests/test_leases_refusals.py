@@ -145,7 +145,7 @@ def test_a_second_answer_is_refused(shop, database):
 def test_before_its_answer_a_claim_has_none(shop):
     def ask(claim):
         with pytest.raises(outbox.NotAnswered, match="the request with key 'retry-001' has no answer yet"):
-            assert claim.answer
+            assert claim.require_response()
 
     shop.request(ask)
 

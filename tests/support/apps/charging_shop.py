@@ -36,7 +36,7 @@ def handle(database: Database, stripe_url: str, moment: str = "") -> outbox.Resp
         database.engine, "retry-001", scope="acct_1", request=REQUEST, renew_for=timedelta(minutes=5)
     ) as claim:
         if claim.replayed:
-            return claim.answer
+            return claim.require_response()
         reach("before the charge")
         intent = charge(claim, stripe_url)
         reach("after the charge")
@@ -50,7 +50,7 @@ def handle(database: Database, stripe_url: str, moment: str = "") -> outbox.Resp
             reach("before the commit")
             session.commit()
         reach("after the commit")
-    return claim.answer
+    return claim.require_response()
 
 
 def charge(claim: LeasedAttempt, stripe_url: str) -> stripe.PaymentIntent:

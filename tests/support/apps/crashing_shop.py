@@ -56,7 +56,7 @@ def place_order(engine: sa.Engine, number: int) -> outbox.Response:
                 session.add(Order(customer=f"customer {number}", amount=2000))
                 ob.enqueue(session, CHARGE, PAYLOAD)
                 claim.respond(201, {"order": number})
-    return claim.answer
+    return claim.require_response()
 
 
 if __name__ == "__main__":
