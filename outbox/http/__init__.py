@@ -9,7 +9,7 @@ This package imports none of these modules. Its own exports are for other framew
 docs/http-answers.md.
 """
 
-from outbox.http.answers import KEPT_HEADERS, REPLAYED, Answer, replay
+from outbox.http.answers import KEPT_HEADERS, REPLAYED, replay
 from outbox.http.header import HEADER, parse_key
 from outbox.http.policy import Policy, request_content
 from outbox.http.problems import problem_of
@@ -19,7 +19,6 @@ __all__ = [
     "HEADER",
     "KEPT_HEADERS",
     "REPLAYED",
-    "Answer",
     "Policy",
     "RequestTransaction",
     "parse_key",

@@ -1,7 +1,6 @@
 """What is kept of an answer, and what is sent: the first time, and for a retry. Pure."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from outbox.errors import ClaimError
@@ -36,15 +35,6 @@ ADDED_HEADERS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer as it is sent over HTTP. Several headers may have the same name."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[str, str], ...]
-
-
 class Verdict(Enum):
     """What happens to the transaction of a request that was answered."""
 
@@ -71,11 +61,11 @@ def judge(chosen: Response | None, status: int) -> Verdict:
     )
 
 
-def kept_headers(answer: Answer, allowed: Collection[str]) -> dict[str, str]:
+def kept_headers(answer: Response, allowed: Collection[str]) -> dict[str, str]:
     """The headers of `answer` that are allowed, those of one name joined (RFC 9110, section 5.2)."""
     names = {name.lower(): name for name in allowed}
     kept: dict[str, str] = {}
-    for name, value in answer.headers:
+    for name, value in answer.headers.lines:
         known = names.get(name.lower())
         if known is not None:
             value = value.strip(" \t")  # RFC 9110, section 5.5: no part of the value
@@ -83,42 +73,44 @@ def kept_headers(answer: Answer, allowed: Collection[str]) -> dict[str, str]:
     return kept
 
 
-def as_it_travels(sent: Answer) -> Answer:
+def as_it_travels(sent: Response) -> Response:
     """`sent` as the client gets it: without a body where its status has none."""
     if sent.status not in WITHOUT_CONTENT or not sent.body:
         return sent
-    headers = [(name, value) for name, value in sent.headers if name.lower() not in ("content-length", "content-type")]
-    return Answer(sent.status, b"", tuple(headers))
+    headers = [
+        (name, value) for name, value in sent.headers.lines if name.lower() not in ("content-length", "content-type")
+    ]
+    return Response(sent.status, b"", headers)
 
 
-def first_answer(chosen: Response, sent: Answer) -> Answer:
+def first_answer(chosen: Response, sent: Response) -> Response:
     """`chosen` as the first client gets it: with what else the app sends, its cookies for one."""
     replaced = {"content-length", *(name.lower() for name in chosen.headers)}
-    others = [(name, value) for name, value in sent.headers if name.lower() not in replaced]
+    others = [(name, value) for name, value in sent.headers.lines if name.lower() not in replaced]
     return _answer(chosen, others)
 
 
-def with_added(answer: Answer, sent: Iterable[tuple[str, str]]) -> Answer:
+def with_added(answer: Response, sent: Iterable[tuple[str, str]]) -> Response:
     """`answer` in place of what an app has sent, with what the app's middleware adds to each of its answers."""
-    own = {name.lower() for name, _ in answer.headers}
+    own = {name.lower() for name, _ in answer.headers.lines}
     added = [(name, value) for name, value in sent if _is_added(name.lower()) and name.lower() not in own]
-    return Answer(answer.status, answer.body, (*answer.headers, *added))
+    return Response(answer.status, answer.body, (*answer.headers.lines, *added))
 
 
 def _is_added(name: str) -> bool:
     return name in ADDED_HEADERS or name.startswith(ADDED_PREFIXES)
 
 
-def plain_answer(kept: Response) -> Answer:
+def plain_answer(kept: Response) -> Response:
     """`kept`, and nothing else."""
     return _answer(kept, [])
 
 
-def replay(kept: Response) -> Answer:
+def replay(kept: Response) -> Response:
     """`kept` as a retry gets it: the same status and bytes, and the replay header."""
     return _answer(kept, [(REPLAYED, "true")])
 
 
-def _answer(kept: Response, others: list[tuple[str, str]]) -> Answer:
-    headers = [(name, value) for name, value in kept.headers.items() if name.lower() not in NEVER_REPLAYED]
-    return Answer(kept.status, kept.body, (*headers, *others))
+def _answer(kept: Response, others: list[tuple[str, str]]) -> Response:
+    headers = [(name, value) for name, value in kept.headers.lines if name.lower() not in NEVER_REPLAYED]
+    return Response(kept.status, kept.body, (*headers, *others))

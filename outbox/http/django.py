@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 from outbox.django import joined_session
 from outbox.errors import ConfigurationError, RequestRefused
 from outbox.fingerprint import canonical_json
-from outbox.http.answers import Answer, plain_answer
+from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
     MAX_BODY_BYTES,
@@ -150,10 +150,10 @@ class Idempotency:
         if hasattr(response, "render"):
             response.render()
         body = self._policy.whole_body(response)
-        answer = claimed.finish(Answer(response.status_code, body, tuple(response.items())))
+        answer = claimed.finish(KeptResponse(response.status_code, body, response.items()))
         if not claimed.is_kept:  # so that Django drops the view's hooks of on_commit, too
             transaction.set_rollback(True, self._using)
-        made: Any = as_response(answer)
+        made: Any = _made(answer)
         made.cookies = response.cookies
         # What the view's response has open, a file for one, the server closes with ours. The name is Django's own: under another
         # it would be closed when it is collected.
@@ -183,14 +183,17 @@ def _file(file: Any) -> list[Any]:
     return [file.name, file.content_type, digest.hexdigest()]
 
 
-def as_response(answer: KeptResponse | Answer) -> HttpResponse:
+def as_response(response: KeptResponse) -> HttpResponse:
     """Convert the result of `claim.respond` or `claim.reject` to a response that the view can return."""
-    wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
-    response = HttpResponse(wire.body, status=wire.status)
-    del response["Content-Type"]  # Django's default: what was kept says it
-    for name, value in wire.headers:
-        response[name] = value
-    return response
+    return _made(plain_answer(response))
+
+
+def _made(response: KeptResponse) -> HttpResponse:
+    made = HttpResponse(response.body, status=response.status)
+    del made["Content-Type"]  # Django's default: what was kept says it
+    for name, value in response.headers.lines:
+        made[name] = value
+    return made
 
 
 @contextmanager

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     raise missing("outbox.http.flask", "flask", error) from error
 
 from outbox.errors import ConfigurationError, RequestRefused
-from outbox.http.answers import Answer, plain_answer
+from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
     MAX_BODY_BYTES,
@@ -154,11 +154,11 @@ class Idempotency:
         finally:
             if close is not None:
                 close()
-        sent = Answer(response.status_code, body, tuple(response.headers.to_wsgi_list()))
+        sent = KeptResponse(response.status_code, body, response.headers.to_wsgi_list())
         answer = transaction.finish(sent)
         if answer is not sent:
             response.headers.clear()
-            response.headers.extend(answer.headers)
+            response.headers.extend(answer.headers.lines)
         response.set_data(answer.body)
         return response
 
@@ -208,11 +208,11 @@ def _require_sync(session: object) -> None:
         )
 
 
-def as_response(answer: KeptResponse | Answer) -> FlaskResponse:
+def as_response(response: KeptResponse) -> FlaskResponse:
     """Convert the result of `claim.respond` or `claim.reject` to a response that the view can return."""
-    wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
-    response: FlaskResponse = current_app.response_class(wire.body, wire.status)
-    response.headers.clear()
-    response.headers.extend(wire.headers)
-    response.set_data(wire.body)
-    return response
+    plain = plain_answer(response)
+    made: FlaskResponse = current_app.response_class(plain.body, plain.status)
+    made.headers.clear()
+    made.headers.extend(plain.headers.lines)
+    made.set_data(plain.body)
+    return made

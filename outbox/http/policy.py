@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 from outbox.claim_block import IdempotentBlock, change_options, checked_wait
 from outbox.default_outbox import default
 from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
-from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
+from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
 from outbox.http.waiting import MAX_WAITING, limited_wait
 from outbox.instance import DAY, Outbox
 from outbox.keys import pae
+from outbox.requests.responses import Response
 from outbox.times import check_span
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -115,7 +116,7 @@ class Policy:
         change_options(block, lock_wait=limited_wait(self.max_waiting))
         return block
 
-    def problem(self, refusal: RequestRefused) -> Answer:
+    def problem(self, refusal: RequestRefused) -> Response:
         """Return the answer to a refused request: a problem document."""
         return problem_of(refusal, self.problem_types)
 

@@ -15,7 +15,7 @@ from outbox.errors import (
     RequestTooLarge,
     RequestUndone,
 )
-from outbox.http.answers import Answer
+from outbox.requests.responses import Response
 
 MEDIA_TYPE = "application/problem+json"  # RFC 9457, section 3
 
@@ -73,7 +73,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
 NAMES = frozenset(kind.name for kind in KINDS.values())
 
 
-def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) -> Answer:
+def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) -> Response:
     """The answer to a refused request: `type`, `title`, `status` and `detail`, and Retry-After if it says when to ask again.
 
     types: what precedes the problem's name in its type URI, such as `https://api.example.com/problems/`, or the
@@ -84,7 +84,7 @@ def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) 
     headers = [("Content-Type", MEDIA_TYPE)]
     if isinstance(refusal, KeyInFlight | RequestUndone):
         headers.append(("Retry-After", str(max(1, math.ceil(refusal.retry_after.total_seconds())))))
-    return Answer(refusal.status, json.dumps(problem).encode(), tuple(headers))
+    return Response(refusal.status, json.dumps(problem).encode(), headers)
 
 
 def type_uri(kind: Kind, types: str | Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 
 from outbox.errors import ClaimError, ConfigurationError, RequestRefused
 from outbox.fingerprint import Fingerprint, fingerprint
-from outbox.http.answers import Answer, plain_answer
+from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions
 from outbox.http.starlette_exchange import Exchange, RequestBody, in_session
@@ -228,13 +228,13 @@ def claimed_request(request: HTTPConnection) -> ClaimedRequest[Any]:
     return claimed
 
 
-def as_response(answer: KeptResponse | Answer) -> Response:
+def as_response(response: KeptResponse) -> Response:
     """Convert the result of `claim.respond` or `claim.reject` to a response that the handler can return."""
-    wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
-    response = Response(wire.body, wire.status)
-    for name, value in wire.headers:
-        response.headers.append(name, value)
-    return response
+    plain = plain_answer(response)
+    made = Response(plain.body, plain.status)
+    for name, value in plain.headers.lines:
+        made.headers.append(name, value)
+    return made
 
 
 def _exchange_of(request: HTTPConnection) -> Exchange:

@@ -16,10 +16,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from outbox.errors import ClaimError, OutboxError, RequestRefused, RequestUndone
-from outbox.http.answers import Answer, with_added
+from outbox.http.answers import with_added
 from outbox.http.policy import Policy, require_whole_body, too_large
 from outbox.http.transaction import RequestTransaction
 from outbox.idempotency import Claim
+from outbox.requests.responses import Response
 from outbox.session import sync_session
 
 Result = TypeVar("Result")
@@ -93,7 +94,9 @@ class Exchange:
         self._transaction: RequestTransaction | None = None
         self._head: Message = {}
         self._buffered = bytearray()
-        self._ending: Answer | None = None  # the replay or refusal that was raised, until it or an answer to it is sent
+        self._ending: Response | None = (
+            None  # the replay or refusal that was raised, until it or an answer to it is sent
+        )
         self._is_replay = False
         self._is_general = False  # what answers the refusal would answer any HTTPException
         self._is_ended = False  # it was sent: what the app still says is dropped
@@ -204,7 +207,7 @@ class Exchange:
                 await self._finish(transaction)
 
     async def _finish(self, transaction: RequestTransaction) -> None:
-        sent = Answer(self._head["status"], bytes(self._buffered), tuple(_decoded(self._head["headers"])))
+        sent = Response(self._head["status"], bytes(self._buffered), _decoded(self._head["headers"]))
         if self.has_failed:
             await self.close()
             answer = sent
@@ -217,16 +220,17 @@ class Exchange:
         else:
             await self._send_answer(answer)
 
-    async def _send_answer(self, answer: Answer) -> None:
+    async def _send_answer(self, answer: Response) -> None:
         has_body = answer.status >= 200 and answer.status not in (204, 304)
         length = [("content-length", str(len(answer.body)))] if has_body else []
         headers = [
-            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in [*length, *answer.headers]
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in [*length, *answer.headers.lines]
         ]
         await self._send({**self._head, "type": "http.response.start", "status": answer.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": answer.body})
 
-    async def _commit(self, transaction: RequestTransaction, sent: Answer) -> Answer:
+    async def _commit(self, transaction: RequestTransaction, sent: Response) -> Response:
         try:
             return await in_session(self._session, lambda _: transaction.finish(sent), has_thread=True)
         except RequestUndone as error:

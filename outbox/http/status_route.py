@@ -156,8 +156,7 @@ def _response(response: Response) -> dict[str, Any]:
 
 def _body(response: Response) -> dict[str, Any]:
     """JSON as JSON, text as a string, anything else in base64 under a name of its own."""
-    types = [value for name, value in response.headers.items() if name.lower() == "content-type"]
-    kind = types[0].partition(";")[0].strip().lower() if types else ""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if not response.body:
             return {"body": None}

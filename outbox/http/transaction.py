@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 
 from outbox.claim_block import IdempotentBlock, change_options
 from outbox.errors import ClaimLost, RequestRefused, RequestUndone
-from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
+from outbox.http.answers import Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
 from outbox.idempotency import Claim
 from outbox.requests.records import RETRY_AFTER
+from outbox.requests.responses import Response
 from outbox.requests.savepoints import request_savepoint
 from outbox.sql.dialect import CONFLICTS, TIMEOUTS, sqlstate
 
@@ -101,9 +102,9 @@ class RequestTransaction:
             session.close()
             raise
         self._block = block
-        self.replay: Answer | None = replay(self.claim.require_response()) if self.claim.replayed else None
+        self.replay: Response | None = replay(self.claim.require_response()) if self.claim.replayed else None
 
-    def finish(self, sent: Answer) -> Answer:
+    def finish(self, sent: Response) -> Response:
         """Keep the answer and commit, or undo everything. Returns the answer to send.
 
         Raises what prevents the commit: `RequestUndone` if the database preferred another transaction, or did not finish in

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from outbox.errors import InvalidValue, NotSerializable
@@ -14,13 +14,65 @@ HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])
 WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: some servers abort an answer that has a body
 
 
-@dataclass(frozen=True, slots=True)
+class Headers(Mapping[str, str]):
+    """The headers of a response, found by their names in any case.
+
+    lines: each name with its value. Several lines may have one name; the mapping joins their values (RFC 9110, section 5.2).
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, given: "Mapping[str, str] | Iterable[tuple[str, str]]" = ()) -> None:
+        if isinstance(given, Headers):
+            given = given.lines
+        self.lines: tuple[tuple[str, str], ...] = tuple(given.items() if isinstance(given, Mapping) else given)
+
+    def __getitem__(self, name: str) -> str:
+        values = [value for known, value in self.lines if known.lower() == name.lower()]
+        if not values:
+            raise KeyError(name)
+        return ", ".join(values)
+
+    def __iter__(self) -> Iterator[str]:
+        names: dict[str, str] = {}
+        for name, _ in self.lines:
+            names.setdefault(name.lower(), name)
+        return iter(names.values())
+
+    def __len__(self) -> int:
+        return len({name.lower() for name, _ in self.lines})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return _by_lower_name(self) == _by_lower_name(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Headers({list(self.lines)})"
+
+
+def _by_lower_name(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Response:
-    """A stored answer: the status, the body's bytes and the headers."""
+    """A response to a request: the status, the body's bytes and the headers.
+
+    headers: a mapping, in which names are found in any case. `headers.lines` has each line, such as several of Set-Cookie.
+    """
 
     status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes
+    headers: Headers
+
+    def __init__(
+        self, status: int, body: bytes = b"", headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()
+    ) -> None:
+        for name, value in (("status", status), ("body", body), ("headers", Headers(headers))):
+            object.__setattr__(self, name, value)
 
     def json(self) -> Any:
         """The body parsed as JSON."""

@@ -37,6 +37,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "outbox.metrics.prometheus": (),
         "outbox.migrations": (),
         "outbox.moving": ("copy_scope",),
+        "outbox.requests.responses": ("Headers",),
         "outbox.testing": (),
         "outbox.trace_headers": ("Enqueued",),
     },

@@ -10,13 +10,13 @@ from support.database import CHARGE, PAYLOAD, Database, Order, colliding_order, 
 
 import outbox
 from outbox.http import Policy, RequestTransaction
-from outbox.http.answers import Answer, plain_answer
+from outbox.http.answers import plain_answer
 from outbox.requests.savepoints import request_savepoint
 
 pytestmark = pytest.mark.as_app
 
 BODY = b'{"amount": 2000}'
-CREATED = Answer(201, b'{"order": 1}', (("Content-Type", "application/json"),))
+CREATED = outbox.Response(201, b'{"order": 1}', {"Content-Type": "application/json"})
 NOTHING = {"orders": 0, "records": 0, "entries": 0, "queue": 0}
 ALL = {"orders": 1, "records": 1, "entries": 1, "queue": 1}
 MADE_READY = 6  # psycopg prepares what it has executed five times
