@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
+from outbox.errors import ClaimError, ClaimLost, ClaimOpen, RequestRefused
 from outbox.idempotency import Claim, OpenRequest
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
@@ -26,12 +26,12 @@ from outbox.times import NOTHING, check_span
 Entered = TypeVar("Entered")
 
 
-def checked_wait(mode: object, wait: timedelta) -> timedelta:
-    """How long a request waits whose key is held: not at all for "conflict". Raises `InvalidValue`."""
-    if mode not in ("conflict", "wait"):
-        raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
-    check_span("wait", wait, least=NOTHING)
-    return wait if mode == "wait" else NOTHING
+def checked_wait(wait: timedelta | None) -> timedelta:
+    """How long a request waits whose key is held: not at all with None. Raises `InvalidValue`."""
+    if wait is None:
+        return NOTHING
+    check_span("wait", wait, least=NOTHING, otherwise=", or None to refuse immediately")
+    return wait
 
 
 class BlockOptions(NamedTuple):

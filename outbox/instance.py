@@ -136,8 +136,7 @@ class Outbox:
         scope: str,
         request: Any,
         source: str = "http",
-        in_flight: Literal["conflict", "wait"] = "conflict",
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta | None = None,
         keep: timedelta = DAY,
     ) -> IdempotentBlock:
         """Claim a request's key for this transaction: `with` on a Session, `async with` on an AsyncSession.
@@ -151,13 +150,13 @@ class Outbox:
         scope: the authenticated caller. Never take it from the request's body.
         request: what must be equal in a retry: the body's `bytes`, JSON (compared in its canonical form), or an
             `outbox.Fingerprint`.
-        in_flight: what to do while another transaction has claimed the key. "conflict" raises `KeyInFlight` at once; "wait"
-            waits, and raises it after `wait`.
+        wait: how long to wait while another transaction has claimed the key, before `KeyInFlight` is raised. None raises it
+            immediately.
         keep: how long a retry is answered with the stored response.
 
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (with `retry_after`), `RequestMismatch`, `KeyExpired`.
         """
-        budget = checked_wait(in_flight, wait)
+        budget = checked_wait(wait)
         return IdempotentBlock(session, self._request(key, scope, source, request, keep), budget)
 
     def leased(
@@ -170,8 +169,7 @@ class Outbox:
         source: str = "http",
         lease: timedelta = timedelta(minutes=1),
         renew_for: timedelta | None = None,
-        in_flight: Literal["conflict", "wait"] = "conflict",
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta | None = None,
         keep: timedelta = DAY,
     ) -> LeasedBlock:
         """Claim a request's key under a lease, for a handler that calls outside services itself or runs for long.
@@ -183,7 +181,7 @@ class Outbox:
 
         lease: how long this attempt owns the key. Make it longer than any single call. `claim.renew()` renews it.
         renew_for: renew the lease in the background, for at most this time.
-        in_flight, wait: as for `idempotent`. `KeyInFlight.retry_after` is the rest of the lease.
+        wait: as for `idempotent`. `KeyInFlight.retry_after` is the rest of the lease.
         keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. Make
             it no longer than the services that are called here remember a key.
 
@@ -193,7 +191,7 @@ class Outbox:
 
         Raises what `idempotent` raises, and `LeaseLost` if an attempt stores something after another attempt took over.
         """
-        budget = checked_wait(in_flight, wait)
+        budget = checked_wait(wait)
         check_span("lease", lease, least=SECOND)
         if renew_for is not None:
             check_span("renew_for", renew_for, otherwise=", or None for no renewals in the background")
@@ -209,8 +207,7 @@ class Outbox:
         scope: str,
         request: Any,
         source: str = "http",
-        in_flight: Literal["conflict", "wait"] = "conflict",
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta | None = None,
         keep: timedelta = DAY,
     ) -> Response: ...
     @overload
@@ -223,8 +220,7 @@ class Outbox:
         scope: str,
         request: Any,
         source: str = "http",
-        in_flight: Literal["conflict", "wait"] = "conflict",
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta | None = None,
         keep: timedelta = DAY,
     ) -> Awaitable[Response]: ...
     def run_idempotent(self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any) -> Any:
@@ -245,8 +241,7 @@ class Outbox:
         consumer: str,
         message_id: str,
         scope: str,
-        in_flight: Literal["conflict", "wait"] = "conflict",
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta | None = None,
         keep: timedelta = INBOX_KEEP,
     ) -> InboxBlock:
         """Claim a consumed message in this transaction: `with` on a Session, `async with` on an AsyncSession.
@@ -259,15 +254,15 @@ class Outbox:
         consumer: the name of the program that handles the message. Each consumer handles each message once.
         scope: who gave the message its id, for example the producer's name. Not the queue, because one event may come through
             two. `outbox.inboxes` reads scope and id from a client library's message.
-        in_flight: what to do while another transaction handles the message. "conflict" raises `KeyInFlight` at once; "wait"
-            waits, and raises it after `wait`. Leave the message unacknowledged then.
+        wait: how long to wait while another transaction handles the message, before `KeyInFlight` is raised. None raises it
+            immediately. Leave the message unacknowledged then.
         keep: how long the message is known, at least. Make it as long as the broker may keep the message, also in its
             dead-letter queue.
 
         Raises `KeyInFlight` (with `retry_after`), `InvalidValue`, `ClaimOpen`, and `AlreadyAnswered` for work on a duplicate.
         Raises `ClaimLost` if the handler ends the transaction: then acknowledge none of the messages that were handled in it.
         """
-        budget = checked_wait(in_flight, wait)
+        budget = checked_wait(wait)
         key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
         return InboxBlock(session, key, budget)
 

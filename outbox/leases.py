@@ -46,7 +46,7 @@ from outbox.sql.dialect import SERIALIZATION_FAILURE, is_busy, is_timeout, sqlst
 log = logging.getLogger("outbox.leases")
 
 POLL = timedelta(milliseconds=100)
-"""How often "wait" asks whether the request is answered: one indexed read each time."""
+"""How often a request that waits asks whether the request is answered: one indexed read each time."""
 
 
 class LeasedAttempt:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -29,7 +29,7 @@ class Policy:
 
     outbox: the `Outbox` that stores the records; by default that of `outbox.configure`.
     strict: accept a key only as a String of RFC 9651, in double quotes.
-    in_flight, wait: what a request gets while another one uses its key: "conflict" answers 409 at once, "wait" after `wait`.
+    wait: how long a request waits while another one uses its key, before it gets 409. None answers 409 immediately.
     max_waiting: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
         waiting request uses a connection, and a thread if sessions are not async: keep the number far below both. It is
         always less than the engine's `pool_size`.
@@ -41,21 +41,20 @@ class Policy:
 
     outbox: Outbox = field(default=default)
     strict: bool = False
-    in_flight: Literal["conflict", "wait"] = "conflict"
-    wait: timedelta = timedelta(seconds=5)
+    wait: timedelta | None = None
     max_waiting: int = MAX_WAITING
     keep: timedelta = DAY
     kept_headers: Collection[str] = KEPT_HEADERS
     problem_types: str | Mapping[str, str] = TYPES
 
     def __post_init__(self) -> None:
-        checked_wait(self.in_flight, self.wait)
+        checked_wait(self.wait)
         check_span("keep", self.keep)
         if not isinstance(self.max_waiting, int) or isinstance(self.max_waiting, bool) or self.max_waiting < 1:
             raise InvalidValue(
                 "max_waiting",
                 self.max_waiting,
-                "must be an int of at least 1; to let no request wait, set in_flight='conflict'",
+                "must be an int of at least 1; to let no request wait, set wait=None",
             )
         if isinstance(self.kept_headers, str):
             raise InvalidValue("kept_headers", self.kept_headers, "must be a collection of names, not one str")
@@ -109,7 +108,6 @@ class Policy:
             scope=scope,
             request=request,
             source="http",
-            in_flight=self.in_flight,
             wait=self.wait,
             keep=self.keep,
         )

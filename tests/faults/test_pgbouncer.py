@@ -23,7 +23,7 @@ from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.session import flush_all
 
-WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}
+WAIT = {"wait": timedelta(seconds=TEST_TIMEOUT)}
 POOL = 8
 
 
@@ -146,7 +146,7 @@ def test_the_others_wait_for_its_answer(shop):
 
 
 def test_of_more_than_it_has_connections_one_works_to_the_end(shop):
-    answers = at_once(2 * POOL, lambda: retried(lambda: shop.request(in_flight="wait", wait=timedelta(seconds=1))))
+    answers = at_once(2 * POOL, lambda: retried(lambda: shop.request(wait=timedelta(seconds=1))))
 
     assert answers == [answers[0]] * 2 * POOL
     assert shop.database.counts() == ALL
@@ -155,7 +155,7 @@ def test_of_more_than_it_has_connections_one_works_to_the_end(shop):
 def test_nothing_is_left_on_the_servers_connections(bounced, ob):
     """A lock or a setting of the session would be found by the client that gets the connection next."""
     shop = RacingShop(bounced, ob, is_async=False)
-    wait_briefly = {"in_flight": "wait", "wait": timedelta(milliseconds=20)}
+    wait_briefly = {"wait": timedelta(milliseconds=20)}
     shop.while_working = lambda session: at_once(3, lambda: shop.request(**wait_briefly))
     shop.request()
     run_once(bounced, ob, adapters={"stripe": MemoryAdapter()})

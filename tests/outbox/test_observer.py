@@ -104,7 +104,7 @@ def test_a_request_while_another_has_its_key_is_in_flight(claimed_key, postgresq
 
 def test_a_wait_without_result_is_a_timeout_with_the_time_that_it_took(claimed_key, postgresql, ob, observations):
     with pytest.raises(outbox.KeyInFlight):
-        Client(postgresql, ob, is_async=True).request(in_flight="wait", wait=timedelta(milliseconds=50))
+        Client(postgresql, ob, is_async=True).request(wait=timedelta(milliseconds=50))
 
     assert [replace(claim, waited=None) for claim in observations] == [observed("wait_timeout")]
     assert timedelta(milliseconds=50) <= observations[0].waited < timedelta(seconds=TEST_TIMEOUT)
@@ -115,7 +115,7 @@ def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(claimed_key, 
     wait_for_a_waiter = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.request, in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT))
+        waiting = pool.submit(client.request, wait=timedelta(seconds=TEST_TIMEOUT))
         with postgresql.new_engine(isolation_level="AUTOCOMMIT").connect() as connection:
             while not connection.scalar(wait_for_a_waiter):
                 assert not waiting.done(), waiting.result()

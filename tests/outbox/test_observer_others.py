@@ -88,7 +88,7 @@ def test_a_request_under_a_lease_is_in_flight(shop, observations, database, ob):
 def test_a_failed_wait_for_a_lease_is_a_timeout_with_its_duration(shop, observations, database, ob):
     def ask_again(claim):
         with pytest.raises(outbox.KeyInFlight):
-            Shop(database, ob).request(fail, in_flight="wait", wait=MOMENT)
+            Shop(database, ob).request(fail, wait=MOMENT)
 
     shop.request(ask_again)
 
@@ -103,7 +103,7 @@ def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, ob
         def let_another_wait(claim):
             sa.event.listen(database.engine, "rollback", lambda connection: was_refused.set())
             other = Shop(database, ob)
-            waiting.append(pool.submit(other.request, fail, in_flight="wait", wait=TEST_TIMEOUT))
+            waiting.append(pool.submit(other.request, fail, wait=TEST_TIMEOUT))
             assert was_refused.wait(TEST_TIMEOUT.total_seconds())
 
         waiting = []
@@ -181,7 +181,7 @@ def test_a_redelivery_after_the_window_of_what_is_remembered_is_a_hit(consumer, 
 def test_a_message_that_is_handled_elsewhere_is_in_flight_or_a_timeout(postgresql, ob, observations, is_async):
     consumer = Consumer(postgresql, ob, is_async=is_async)
     with postgresql.begin() as session, Consumer(postgresql, ob, is_async=False).block(session):
-        for changed in ({}, {"in_flight": "wait", "wait": MOMENT}):
+        for changed in ({}, {"wait": MOMENT}):
             with pytest.raises(outbox.KeyInFlight):
                 consumer.consume(**changed)
 
@@ -196,7 +196,7 @@ def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql,
         with postgresql.begin() as session:
             with consumer.block(session):
                 pass
-            waiting = pool.submit(consumer.consume, in_flight="wait", wait=TEST_TIMEOUT)
+            waiting = pool.submit(consumer.consume, wait=TEST_TIMEOUT)
             wait_until_one_waits_for_a_lock(postgresql)
         assert waiting.result(TEST_TIMEOUT.total_seconds()).duplicate
 
@@ -217,7 +217,7 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_reported(postgresql, ob
             claim.__enter__().respond(201)
         at(monkeypatch, EDGE)
         with postgresql.session() as second, pytest.raises(outbox.KeyInFlight):
-            ob.idempotent(second, BODY, scope="acct_1", request=REQUEST, in_flight="wait", wait=MOMENT).__enter__()
+            ob.idempotent(second, BODY, scope="acct_1", request=REQUEST, wait=MOMENT).__enter__()
         claim.__exit__(None, None, None)
 
     assert outcomes(observations) == ["wait_timeout", "miss"]

@@ -179,8 +179,10 @@ def test_one_name_is_no_collection_of_headers() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
-        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
+        (
+            {"wait": 5},
+            "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
+        ),
         ({"keep": 24}, "keep 24: must be a timedelta of more than 0 s, and 36525 days at most"),
     ],
 )

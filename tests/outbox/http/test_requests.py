@@ -338,7 +338,7 @@ def test_a_request_in_flight_is_a_conflict_at_once(caller: Caller, shop: Shop) -
 class TestWaiting:
     @pytest.fixture
     def shop(self, postgresql: Database, ob: outbox.Outbox, request: pytest.FixtureRequest) -> Shop:
-        return Shop(postgresql, ob, {"in_flight": "wait", "wait": request.param})
+        return Shop(postgresql, ob, {"wait": request.param})
 
     @pytest.mark.parametrize("shop", [30 * SECOND], indirect=True)
     def test_a_request_may_wait_for_the_one_in_flight_and_get_its_answer(self, caller: Caller, shop: Shop) -> None:

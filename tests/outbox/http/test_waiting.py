@@ -66,7 +66,7 @@ def pooled(postgresql: Database, ob: outbox.Outbox) -> Iterator[Callable[..., Sh
 
 @pytest.fixture
 def shop(pooled: Callable[..., Shop]) -> Shop:
-    return pooled({"in_flight": "wait", "wait": timedelta(seconds=60)})
+    return pooled({"wait": timedelta(seconds=60)})
 
 
 @pytest.mark.parametrize("make", [fastapi_sync_app, starlette_app])
@@ -175,7 +175,7 @@ def test_a_request_that_finds_no_connection_gets_a_retry_after(
 def test_a_request_waits_on_a_connection_of_every_pool(
     postgresql: Database, ob: outbox.Outbox, pool: type[Pool]
 ) -> None:
-    policy = Policy(outbox=ob, in_flight="wait", wait=timedelta(milliseconds=1))
+    policy = Policy(outbox=ob, wait=timedelta(milliseconds=1))
     with postgresql.begin() as session, ob.idempotent(session, "retry-001", scope="ada", request=b"") as claim:
         with Session(postgresql.new_engine(poolclass=pool)) as other, pytest.raises(outbox.KeyInFlight):
             RequestTransaction(other, policy, "retry-001", "ada", b"")

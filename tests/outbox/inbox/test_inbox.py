@@ -219,7 +219,7 @@ def test_a_consumer_may_wait_for_the_other_and_then_has_a_duplicate(postgresql, 
         with postgresql.begin() as session:
             with consumer.block(session) as message:
                 consumer.place_order(session, message)
-            waiting = pool.submit(consumer.consume, in_flight="wait", wait=timedelta(seconds=30))
+            waiting = pool.submit(consumer.consume, wait=timedelta(seconds=30))
             wait_until_one_waits_for_a_lock(postgresql)
 
         assert waiting.result(30).duplicate
@@ -315,8 +315,10 @@ def test_a_message_inside_a_request_is_refused(database, ob):
             {"keep": timedelta(0)},
             "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
-        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
-        ({"in_flight": "nack"}, "in_flight 'nack': must be 'conflict' or 'wait'"),
+        (
+            {"wait": 5},
+            "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent_to_the_database(database, ob, changed, text):

@@ -197,9 +197,7 @@ def test_two_batches_that_wait_for_each_other_both_commit(postgresql: Database, 
         with postgresql.begin() as session:
             for name in names:
                 wait = timedelta(seconds=30)
-                block = ob.inbox(
-                    session, consumer="billing", message_id=name, scope="shop", in_flight="wait", wait=wait
-                )
+                block = ob.inbox(session, consumer="billing", message_id=name, scope="shop", wait=wait)
                 try:
                     with block as message:
                         if not message.duplicate:
@@ -218,7 +216,7 @@ def test_two_batches_that_wait_for_each_other_both_commit(postgresql: Database, 
 
 
 def test_a_timeout_while_a_claim_waits_leaves_the_batch_as_it_was(postgresql: Database, ob: outbox.Outbox) -> None:
-    waiting = {"consumer": "billing", "scope": "shop", "in_flight": "wait", "wait": timedelta(seconds=30)}
+    waiting = {"consumer": "billing", "scope": "shop", "wait": timedelta(seconds=30)}
     with postgresql.begin() as other, ob.inbox(other, **waiting, message_id="evt_2"):  # type: ignore[arg-type]
         with postgresql.begin() as session:
             with ob.inbox(session, **waiting, message_id="evt_1"):  # type: ignore[arg-type]

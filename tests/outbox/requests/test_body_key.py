@@ -186,7 +186,7 @@ def test_who_waits_across_the_edge_gets_the_first_ones_answer(postgresql, ob, mo
 
     def ask_again():
         with postgresql.begin() as session:
-            block = ob.idempotent(session, BODY, scope="acct_1", request=REQUEST, in_flight="wait")
+            block = ob.idempotent(session, BODY, scope="acct_1", request=REQUEST, wait=timedelta(seconds=5))
             with block as claim:
                 answers.append(claim.response)
 
@@ -250,7 +250,7 @@ def test_two_equal_requests_within_the_window_meet_whatever_stalls(postgresql, o
                     claim.respond(201)
             return
         with postgresql.begin() as session:
-            block = ob.idempotent(session, BODY, scope="acct_1", request=request, in_flight="wait")
+            block = ob.idempotent(session, BODY, scope="acct_1", request=request, wait=timedelta(seconds=5))
             with block as claim:
                 if not claim.replayed:
                     executed.append(name)

@@ -62,8 +62,10 @@ def test_a_key_that_cannot_be_used_is_a_400(client, database, key, error, text):
             {"keep": timedelta(days=36526)},
             "keep datetime.timedelta(days=36526): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
-        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
-        ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
+        (
+            {"wait": 5},
+            "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
+        ),
     ],
 )
 def test_settings_outside_their_limits_are_refused_by_name(client, database, changed, text):
@@ -303,7 +305,7 @@ def test_a_wait_that_times_out_spares_the_callers_transaction_and_timeout(postgr
             second.add(Order(customer="second", amount=1))
             second.execute(sa.text(f"SET LOCAL lock_timeout = '{own}'"))
             with pytest.raises(outbox.KeyInFlight):
-                claim_of(ob, second, in_flight="wait", wait=wait).__enter__()
+                claim_of(ob, second, wait=wait).__enter__()
             assert lock_timeout(second) == own
             ob.enqueue(second, CHARGE, PAYLOAD, parent="second")
         claim.respond(201)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.as_app
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
-WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}
+WAIT = {"wait": timedelta(seconds=TEST_TIMEOUT)}
 TOO_NEW = (
     "a request with key 'retry-001' was answered after this transaction's snapshot, or the database preferred another"
     " transaction: roll the transaction back and run it again"

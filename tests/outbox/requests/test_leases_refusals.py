@@ -42,8 +42,10 @@ def fail(claim):
             "renew_for datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most, or None for no"
             " renewals in the background",
         ),
-        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
-        ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
+        (
+            {"wait": 5},
+            "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
+        ),
         (
             {"keep": timedelta(0)},
             "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
@@ -227,9 +229,7 @@ def test_an_error_of_the_database_does_not_hide_the_handlers_own(shop, database,
 def test_who_waits_gets_the_answer_of_the_one_that_works(database, ob, is_async):
     shop, waiting = Shop(database, ob), Shop(database, ob, is_async=is_async)
     answers = []
-    thread = threading.Thread(
-        target=lambda: answers.append(waiting.request(fail, in_flight="wait", wait=timedelta(seconds=30)))
-    )
+    thread = threading.Thread(target=lambda: answers.append(waiting.request(fail, wait=timedelta(seconds=30))))
 
     shop.request(lambda claim: thread.start())
     thread.join()
@@ -241,13 +241,13 @@ def test_who_waits_gets_the_answer_of_the_one_that_works(database, ob, is_async)
 def test_who_has_waited_long_enough_gets_the_rest_of_the_lease(database, ob, is_async):
     def wait_until_timeout(claim):
         with pytest.raises(outbox.KeyInFlight) as caught:
-            Shop(database, ob).request(fail, in_flight="wait", wait=timedelta(milliseconds=150))
+            Shop(database, ob).request(fail, wait=timedelta(milliseconds=150))
         assert caught.value.retry_after > timedelta(seconds=50)
 
     if is_async:
         with Shop(database, ob).block(database.engine) as claim:
             with pytest.raises(outbox.KeyInFlight):
-                Shop(database, ob, is_async=True).request(fail, in_flight="wait", wait=timedelta(milliseconds=150))
+                Shop(database, ob, is_async=True).request(fail, wait=timedelta(milliseconds=150))
             claim.respond(201)
     else:
         Shop(database, ob).request(wait_until_timeout)

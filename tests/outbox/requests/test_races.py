@@ -1,6 +1,6 @@
 """What concurrent requests of one key get, over real connections.
 
-One request works. The others get a conflict at once ("conflict"), or wait for its answer ("wait"). No two work.
+One request works. The others get a conflict immediately, or wait for its answer. No two work.
 """
 
 import threading
@@ -45,7 +45,7 @@ def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
 def test_of_two_threads_with_one_key_one_works_and_one_awaits_its_answer(shop, wait):
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=wait))
+    outcomes = at_once(2, lambda: shop.request(wait=wait))
 
     assert outcomes == [ANSWER, ANSWER]
     assert shop.database.counts() == ALL
@@ -78,7 +78,7 @@ def test_of_fifty_with_one_key_one_works_and_the_others_are_refused(shop):
 def test_of_fifty_with_the_same_key_all_get_the_answer_that_one_made(shop):
     shop.while_working = lambda session: shop.wait_until_others_wait(49)
 
-    outcomes = at_once(50, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
+    outcomes = at_once(50, lambda: shop.request(wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert outcomes == [ANSWER] * 50
     assert shop.executions == 1
@@ -102,7 +102,7 @@ def test_the_one_that_waited_works_if_the_first_gives_up(shop):
 
     shop.while_working = give_up_once
 
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
+    outcomes = at_once(2, lambda: shop.request(wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["OutboxError", "Response"]
     assert shop.executions == 2
@@ -113,7 +113,7 @@ def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
     def request():
         with Session(shop.engine) as session, session.begin():
             session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
-            with shop.claim(session, in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)) as claim:
+            with shop.claim(session, wait=timedelta(seconds=TEST_TIMEOUT)) as claim:
                 if not claim.replayed:
                     shop.wait_until_others_wait(1)
                     claim.respond(201)
@@ -124,9 +124,8 @@ def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
     assert sorted(outcomes) == [(False, "7s"), (True, "7s")]
 
 
-@pytest.mark.parametrize("in_flight", ["conflict", "wait"])
-def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
-    longer_than_the_test = timedelta(seconds=2 * TEST_TIMEOUT)
+@pytest.mark.parametrize("wait", [None, timedelta(seconds=2 * TEST_TIMEOUT)])  # longer than the test
+def test_two_simultaneous_replays_are_both_answered(shop, wait):
     shop.request()
     both_inside = threading.Barrier(2)
 
@@ -134,7 +133,7 @@ def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
         with (
             Session(shop.engine) as session,
             session.begin(),
-            shop.claim(session, in_flight=in_flight, wait=longer_than_the_test) as claim,
+            shop.claim(session, wait=wait) as claim,
         ):
             both_inside.wait(TEST_TIMEOUT)
             return claim.response
@@ -196,7 +195,7 @@ def test_an_expired_key_is_freed_for_one_of_two(shop):
     shop.database.age_records(timedelta(hours=25))
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
+    outcomes = at_once(2, lambda: shop.request(wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert outcomes == [ANSWER, ANSWER]
     assert shop.database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}

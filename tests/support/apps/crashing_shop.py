@@ -7,6 +7,7 @@ prints how the child ended: -9, or 0 if the request has fewer moments than that.
 import os
 import signal
 import sys
+from datetime import timedelta
 
 import sqlalchemy as sa
 import sqlalchemy.dialects.postgresql.psycopg  # loaded here once, not by each child
@@ -50,7 +51,7 @@ def place_order(engine: sa.Engine, number: int) -> outbox.Response:
     """One order under the key `retry-<number>`. The test makes the retry with this same function."""
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
     with Session(engine) as session, session.begin():
-        block = ob.idempotent(session, f"retry-{number}", scope="acct_1", request=REQUEST, in_flight="wait")
+        block = ob.idempotent(session, f"retry-{number}", scope="acct_1", request=REQUEST, wait=timedelta(seconds=5))
         with block as claim:
             if not claim.replayed:
                 session.add(Order(customer=f"customer {number}", amount=2000))
