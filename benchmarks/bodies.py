@@ -17,14 +17,14 @@ from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 from dispatchers.maintenance.body_partitions import drop_days
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 from outbox.sql.schema import define_tables
 
 RECORDS = 50_000
 BODY_BYTES = 2000  # of bytes that do not compress
-DAYS = 32  # past the audit window, and past the days that a partition is kept at least
+DAYS = 32  # past the record's retention, and past the days that a partition is kept at least
 
 FILL = f"""
 INSERT INTO outbox_record (id, env, scope, source, parent, kid, state, fingerprint, fingerprint_version, status, body, headers,
@@ -75,7 +75,7 @@ def delete_records(engine: Engine) -> None:
             return work(connection)
 
     async def all_of_it() -> None:
-        async for _ in Maintenance(run, tables, Retention.of(KEEP, [timedelta(days=1)]), pause_ratio=0).sweep():
+        async for _ in Maintenance(run, tables, Retention.of(RETENTION, [timedelta(days=1)]), pause_ratio=0).sweep():
             pass
 
     asyncio.run(all_of_it())

@@ -28,7 +28,7 @@ from dispatchers.adapters import NatsAdapter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.process.daemon import tuned_interpreter
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 from outbox import migrations
 from outbox.sql.deployment import record_secrets
 from outbox.sql.schema import define_tables
@@ -99,7 +99,7 @@ async def retain() -> None:
         with engine.begin() as connection:
             return work(connection)
 
-    retention = Retention.of(KEEP, [timedelta(days=1)])
+    retention = Retention.of(RETENTION, [timedelta(days=1)])
     while True:
         await Maintenance(run, tables, retention).run_once()
 

@@ -26,7 +26,7 @@ from benchmarks.scaling_curves import (
     points,
     times_of,
 )
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 
 HERE_CHART = "one server"
 FLUSH_OF_A_DISK = 20.0  # microseconds at least
@@ -118,14 +118,14 @@ def _short(report: Report) -> str:
     most = max(points(report, DRAIN, PROCESSES), key=lambda point: point[1])
     of_connections = median(report, DRAIN, dispatchers(8), "connections") / 8
     waiting, delivered = (_bytes(report, side) for side in ("an entry that waits", "a delivered entry"))
-    cores = report.machine["cores"]
+    cores, kept_days = report.machine["cores"], RETENTION.days
     return f"""- The server and {dispatchers(int(most[0]))} share {cores} cores, and drain {most[1]:,.0f} entries a second.
 - One core of the server settles {1e6 / server:,.0f} waiting entries a second. If the app also enqueues each entry in a
   transaction of its own, one core enqueues and settles {1e6 / (server + written):,.0f} a second.
 - A dispatcher uses {of_connections:.0f} connections. So {POSTGRES_CONNECTIONS // of_connections:.0f} dispatchers use
   the {POSTGRES_CONNECTIONS} connections that PostgreSQL allows by default.
 - With its indexes and a payload of 100 bytes, an entry takes {waiting:,.0f} bytes while it waits, and {delivered:,.0f} bytes
-  when it is delivered. A million entries a day, kept for {KEEP.days} days, take {delivered * A_DAY * KEEP.days / 1e9:.0f} GB.
+  when it is delivered. A million entries a day, kept for {kept_days} days, take {delivered * A_DAY * kept_days / 1e9:.0f} GB.
 """
 
 

@@ -10,8 +10,8 @@ from dispatchers.callbacks import AppTransactions
 from dispatchers.flow_control.state import Limits, check_limits
 from outbox.errors import ConfigurationError
 
-KEEP = timedelta(days=35)
-"""The default: longer than records are kept (`outbox.configuration.AUDIT_WINDOW`, 30 days), and than the windows of 30 days
+RETENTION = timedelta(days=35)
+"""The default: longer than records are kept (`outbox.configuration.RECORD_RETENTION`, 30 days), and than the windows of 30 days
 that several services publish (Stripe API v2: docs.stripe.com/api-v2-overview)."""
 
 
@@ -28,7 +28,7 @@ class GivenSettings(TypedDict, total=False):
     callback_transactions: AppTransactions | None
     poll: timedelta
     grace: timedelta
-    keep: timedelta
+    retention: timedelta
     identity_file: str | os.PathLike[str] | None
     promotions_lose_nothing: bool
 
@@ -37,7 +37,7 @@ class GivenSettings(TypedDict, total=False):
 class Settings:
     """The settings of one dispatcher. Raises `ConfigurationError` for values that break the guarantees.
 
-    keep: checked by `Retention`, which knows the adapters' windows.
+    retention: checked by `Retention`, which knows the adapters' windows.
     """
 
     lease: timedelta = timedelta(seconds=60)
@@ -50,7 +50,7 @@ class Settings:
     callback_transactions: AppTransactions | None = None
     poll: timedelta = timedelta(milliseconds=250)
     grace: timedelta = timedelta(seconds=30)
-    keep: timedelta = KEEP
+    retention: timedelta = RETENTION
     identity_file: str | os.PathLike[str] | None = None
     promotions_lose_nothing: bool = False
 

@@ -17,7 +17,7 @@ from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 
 MAX_PAYLOAD_BYTES = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
-AUDIT_WINDOW = timedelta(days=30)
+RECORD_RETENTION = timedelta(days=30)
 
 
 class Settings(TypedDict, total=False):
@@ -38,7 +38,7 @@ class Settings(TypedDict, total=False):
     max_payload_bytes: int
     """The largest payload of an entry and the largest stored response, in bytes; 256 KiB by default."""
 
-    audit: timedelta
+    record_retention: timedelta
     """How long a request's record is kept; 30 days by default."""
 
     observe: Observer | None
@@ -68,10 +68,10 @@ class Configuration:
         self.env = settings["env"]
         self.schema = settings.get("schema")
         self.prefix = settings.get("prefix", "outbox_")
-        self.audit = settings.get("audit", AUDIT_WINDOW)
+        self.record_retention = settings.get("record_retention", RECORD_RETENTION)
         check_field("env", self.env)
         check_table_names(self.schema, self.prefix)
-        check_span("audit", self.audit, least=NOTHING)
+        check_span("record_retention", self.record_retention, least=NOTHING)
         self.options = _checked_options(settings.get("options", ()))
         self.max_payload_bytes = _checked_bytes(settings.get("max_payload_bytes", MAX_PAYLOAD_BYTES))
         observe = settings.get("observe")

@@ -22,7 +22,7 @@ from outbox.times import check_span
 
 SOURCE = "inbox:"
 
-INBOX_KEEP = timedelta(days=35)
+INBOX_RETENTION = timedelta(days=35)
 """SQS, whose limit is the longest among managed queues' own, keeps a message for 14 days, and its dead-letter queue for 14 more
 (MessageRetentionPeriod in the SQS API reference, SetQueueAttributes); a week to spare."""
 
@@ -46,16 +46,16 @@ class InboxMessage:
 
 
 def message_key(
-    configuration: Configuration, *, consumer: str, message_id: str, scope: str, keep: timedelta
+    configuration: Configuration, *, consumer: str, message_id: str, scope: str, retention: timedelta
 ) -> RecordKey:
     """The record of one message for one consumer. Raises `InvalidValue`."""
     check_field("consumer", consumer)
     check_field("message_id", message_id)
     if not scope:
         raise InvalidValue("scope", scope, "must name the producer of these message ids")
-    check_span("keep", keep)
+    check_span("retention", retention)
     parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
-    return RecordKey.of(configuration, parent, NO_FINGERPRINT, keep)
+    return RecordKey.of(configuration, parent, NO_FINGERPRINT, retention)
 
 
 class _OpenMessage(OpenRequest):

@@ -15,7 +15,7 @@ from outbox.entry_rows import Entry
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim
-from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
+from outbox.inbox import INBOX_RETENTION, InboxBlock, message_key
 from outbox.keys import Keyring, ParentKey
 from outbox.leases import LeasedBlock
 from outbox.requests.body_key import BodyKey, BodyRequest
@@ -137,7 +137,7 @@ class Outbox:
         request: Any,
         source: str = "http",
         wait: timedelta | None = None,
-        keep: timedelta = DAY,
+        retention: timedelta = DAY,
     ) -> IdempotentBlock:
         """Claim a request's key for this transaction: `with` on a Session, `async with` on an AsyncSession.
 
@@ -152,12 +152,12 @@ class Outbox:
             `outbox.Fingerprint`.
         wait: how long to wait while another transaction has claimed the key, before `KeyInFlight` is raised. None raises it
             immediately.
-        keep: how long a retry is answered with the stored response.
+        retention: how long a retry is answered with the stored response.
 
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (with `retry_after`), `RequestMismatch`, `KeyExpired`.
         """
         budget = checked_wait(wait)
-        return IdempotentBlock(session, self._request(key, scope, source, request, keep), budget)
+        return IdempotentBlock(session, self._request(key, scope, source, request, retention), budget)
 
     def leased(
         self,
@@ -170,7 +170,7 @@ class Outbox:
         lease: timedelta = timedelta(minutes=1),
         renew_for: timedelta | None = None,
         wait: timedelta | None = None,
-        keep: timedelta = DAY,
+        retention: timedelta = DAY,
     ) -> LeasedBlock:
         """Claim a request's key under a lease, for a handler that calls outside services itself or runs for long.
 
@@ -182,8 +182,8 @@ class Outbox:
         lease: how long this attempt owns the key. Make it longer than any single call. `claim.renew()` renews it.
         renew_for: renew the lease in the background, for at most this time.
         wait: as for `idempotent`. `KeyInFlight.retry_after` is the rest of the lease.
-        keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. Make
-            it no longer than the services that are called here remember a key.
+        retention: how long a retry may take an unfinished request over, and how long it is answered with the stored response.
+            Make it no longer than the services that are called here remember a key.
 
         After an exception nothing is stored and the lease ends, so the next attempt takes the request over at once. After a
         killed process or a cancelled task, the next attempt takes over when the lease has expired. All attempts have the same
@@ -195,7 +195,7 @@ class Outbox:
         check_span("lease", lease, least=SECOND)
         if renew_for is not None:
             check_span("renew_for", renew_for, otherwise=", or None for no renewals in the background")
-        return LeasedBlock(engine, self._request(key, scope, source, request, keep), lease, renew_for, budget)
+        return LeasedBlock(engine, self._request(key, scope, source, request, retention), lease, renew_for, budget)
 
     @overload
     def run_idempotent(
@@ -208,7 +208,7 @@ class Outbox:
         request: Any,
         source: str = "http",
         wait: timedelta | None = None,
-        keep: timedelta = DAY,
+        retention: timedelta = DAY,
     ) -> Response: ...
     @overload
     def run_idempotent(
@@ -221,7 +221,7 @@ class Outbox:
         request: Any,
         source: str = "http",
         wait: timedelta | None = None,
-        keep: timedelta = DAY,
+        retention: timedelta = DAY,
     ) -> Awaitable[Response]: ...
     def run_idempotent(self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any) -> Any:
         """Call `fn(claim)` for a new request, and return the stored response for a replay, without calling `fn`.
@@ -242,7 +242,7 @@ class Outbox:
         message_id: str,
         scope: str,
         wait: timedelta | None = None,
-        keep: timedelta = INBOX_KEEP,
+        retention: timedelta = INBOX_RETENTION,
     ) -> InboxBlock:
         """Claim a consumed message in this transaction: `with` on a Session, `async with` on an AsyncSession.
 
@@ -256,14 +256,16 @@ class Outbox:
             two. `outbox.inboxes` reads scope and id from a client library's message.
         wait: how long to wait while another transaction handles the message, before `KeyInFlight` is raised. None raises it
             immediately. Leave the message unacknowledged then.
-        keep: how long the message is known, at least. Make it as long as the broker may keep the message, also in its
+        retention: how long the message is known, at least. Make it as long as the broker may keep the message, also in its
             dead-letter queue.
 
         Raises `KeyInFlight` (with `retry_after`), `InvalidValue`, `ClaimOpen`, and `AlreadyAnswered` for work on a duplicate.
         Raises `ClaimLost` if the handler ends the transaction: then acknowledge none of the messages that were handled in it.
         """
         budget = checked_wait(wait)
-        key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
+        key = message_key(
+            self.configuration, consumer=consumer, message_id=message_id, scope=scope, retention=retention
+        )
         return InboxBlock(session, key, budget)
 
     @overload
@@ -309,19 +311,21 @@ class Outbox:
         configuration = self.configuration
         return in_session(session, lambda inner: read_request(configuration, inner, id, scope, sources))
 
-    def _request(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey | BodyRequest:
+    def _request(
+        self, key: Any, scope: str, source: str, request: Any, retention: timedelta
+    ) -> RecordKey | BodyRequest:
         if isinstance(key, BodyKey):
             return BodyRequest.of(self.configuration, key, scope, source, fingerprint(request))
-        return self._record_key(key, scope, source, request, keep)
+        return self._record_key(key, scope, source, request, retention)
 
-    def _record_key(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey:
+    def _record_key(self, key: Any, scope: str, source: str, request: Any, retention: timedelta) -> RecordKey:
         if key is None or key == "":
             raise KeyMissing("the request has no idempotency key: send one, e.g. a UUID, and repeat it with each retry")
-        check_span("keep", keep)
+        check_span("retention", retention)
         try:
             parent = ParentKey(key, scope=scope, source=source)
         except InvalidValue as error:
             if error.field == "parent":
                 raise KeyMalformed(f"the idempotency key is malformed: {error}") from error
             raise
-        return RecordKey.of(self.configuration, parent, fingerprint(request), keep)
+        return RecordKey.of(self.configuration, parent, fingerprint(request), retention)

@@ -68,7 +68,7 @@ class Window(Span):
     " Required, because with too short a window a key could be deleted that a service still remembers.",
 )
 @click.option(
-    "--keep",
+    "--retention",
     type=Span(),
     default=None,
     show_default="35d",
@@ -77,10 +77,10 @@ class Window(Span):
 )
 @click.option("--dry-run", is_flag=True, help="Only count the rows that would be deleted.")
 @partial(over_databases, is_long=True)
-def maintenance(target: Target, windows: tuple[Any, ...], keep: timedelta | None, dry_run: bool) -> None:
+def maintenance(target: Target, windows: tuple[Any, ...], retention: timedelta | None, dry_run: bool) -> None:
     """Delete settled entries and records past their retention.
 
-    Deletes records past their audit window, settled entries with their events, and tombstones of keys that no service
+    Deletes records past their retention, settled entries with their events, and tombstones of keys that no service
     remembers. Never deletes an unsettled entry. Uses short transactions. You can run it while the app works, and stop it at
     any time. A running dispatcher also deletes these rows.
     """
@@ -88,21 +88,21 @@ def maintenance(target: Target, windows: tuple[Any, ...], keep: timedelta | None
     from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention import Retention
     from dispatchers.maintenance.retention_sql import STEPS, overdue
-    from dispatchers.settings import KEEP
+    from dispatchers.settings import RETENTION
     from dispatchers.store.heartbeats import forget_dead
     from dispatchers.store.send_counts import forget_old
 
-    retention = Retention.of(KEEP if keep is None else keep, windows)
+    spans = Retention.of(RETENTION if retention is None else retention, windows)
     with deciding(target) as (connection, tables):
         engine = connection.engine
-        whole = overdue(connection, tables, retention)
+        whole = overdue(connection, tables, spans)
         if not dry_run:
             forget_dead(connection, tables)
             delete_old_decisions(connection, tables)
             forget_old(connection, tables)
     with engine.connect() as connection:
         with _progress(whole) as advance:
-            deleted = asyncio.run(_sweep(Maintenance(runner(connection), tables, retention, dry=dry_run), advance))
+            deleted = asyncio.run(_sweep(Maintenance(runner(connection), tables, spans, dry=dry_run), advance))
         bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
     counts = {name: deleted[name] for name in STEPS}
     summary = ", ".join(f"{count} {name}" for name, count in counts.items())

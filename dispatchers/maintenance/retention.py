@@ -2,8 +2,8 @@
 
 Rows are deleted in three steps. First a request's record: when its `keep_until` has passed and all its entries are settled. If it
 has entries, a tombstone replaces it, which refuses its key. So does the tombstone of a request whose lease expired, because its
-handler may have had effects. Next an entry with its settlement and events: `keep` after its settling, if it has no record any
-more. Last the tombstone.
+handler may have had effects. Next an entry with its settlement and events: `retention` after its settling, if it has no record
+any more. Last the tombstone.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from dispatchers.time_limits import CENTURY, FOREVER, Window
 from outbox.errors import ConfigurationError
 
 MARGIN = timedelta(days=1)
-"""`keep` must exceed the longest window by this: the time of a send, and 1 % of up to 100 days for different clocks."""
+"""`retention` must exceed the longest window by this: the time of a send, and 1 % of up to 100 days for different clocks."""
 
 BEHIND = timedelta(days=7)
 """How late maintenance may be: a key is refused for this much longer than its entries are kept, so that it never meets one."""
@@ -27,30 +27,30 @@ must not be kept without end. Clients' keys are random, so a key that returns af
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Both count from an entry's settling. keep: how long it is kept. refuse: how long the key of its request is refused."""
+    """Both count from an entry's settling. entries: how long it is kept. refuse: how long the key of its request is refused."""
 
-    keep: timedelta
+    entries: timedelta
     refuse: timedelta
 
     @classmethod
-    def of(cls, keep: timedelta, windows: Iterable[Window]) -> "Retention":
+    def of(cls, retention: timedelta, windows: Iterable[Window]) -> "Retention":
         """The retention with which every service forgets a key before its entry is deleted.
 
         windows: those of ALL adapters that send from this database, also in other processes.
-        Raises `ConfigurationError` if `keep` is shorter than the longest of them and `MARGIN`.
+        Raises `ConfigurationError` if `retention` is shorter than the longest of them and `MARGIN`.
         """
         windows = list(windows)
-        if not isinstance(keep, timedelta):
-            raise ConfigurationError(f"keep must be a timedelta, not {keep!r}")
+        if not isinstance(retention, timedelta):
+            raise ConfigurationError(f"retention must be a timedelta, not {retention!r}")
         longest = max((window for window in windows if isinstance(window, timedelta)), default=timedelta(0))
-        if not longest + MARGIN <= keep <= CENTURY:
+        if not longest + MARGIN <= retention <= CENTURY:
             raise ConfigurationError(
-                f"keep={keep} must be from {longest + MARGIN} (the longest window of the adapters, {longest}, and a margin of"
-                f" {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be requested again under a key that"
-                " the service still remembers; give a longer keep"
+                f"retention={retention} must be from {longest + MARGIN} (the longest window of the adapters, {longest}, and a"
+                f" margin of {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be requested again under a key that"
+                " the service still remembers; give a longer retention"
             )
-        refuse = keep + BEHIND
-        return cls(keep=keep, refuse=max(refuse, REMEMBERED) if FOREVER in windows else refuse)
+        refuse = retention + BEHIND
+        return cls(entries=retention, refuse=max(refuse, REMEMBERED) if FOREVER in windows else refuse)
 
 
 class Children(NamedTuple):

@@ -76,13 +76,13 @@ def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Bat
 
 
 def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
-    """Delete settled entries without a record, with their settlements and events, `keep` after they were settled.
+    """Delete settled entries without a record, with their settlements and events, `retention` after they were settled.
 
     An entry that blocks its group is kept until the group is released. A dry run ignores records that may be deleted.
     """
     entry, settlement = tables.entry, tables.settlement
     now, aged = database_now(connection), _of_entries(tables)
-    before = now - scan.retention.keep
+    before = now - scan.retention.entries
     places = _next(connection, aged, before, scan)
     is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
     ids = _taken(connection, aged, before, [place.id for place in places], scan, ~is_queued)
@@ -116,7 +116,7 @@ STEPS: Mapping[str, Step] = {
 def overdue(connection: Connection, tables: Tables, retention: Retention) -> dict[str, int]:
     """How many rows each step has to read, for a progress bar. It reads all of them."""
     now = database_now(connection)
-    before = {"records": now, "entries": now - retention.keep, "tombstones": now}
+    before = {"records": now, "entries": now - retention.entries, "tombstones": now}
     aged = {"records": _of_records(tables), "entries": _of_entries(tables), "tombstones": _of_tombstones(tables)}
     return {
         name: connection.execute(select(func.count()).where(*_old_enough(aged[name], before[name]))).scalar_one()

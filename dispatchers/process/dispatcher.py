@@ -75,7 +75,7 @@ class Dispatcher:
     callback_transactions: where callbacks run instead of the engine's transactions: `dispatchers.django.DjangoTransactions()`.
     poll: how long an idle dispatcher waits while no hints of commits arrive. While they arrive it waits a second or longer.
     grace: how long a drain waits for the sends in flight.
-    keep: how long a finished entry is kept.
+    retention: how long a finished entry is kept.
     identity_file: a file outside the database that stores the last known database identity: see docs/restore.md.
     promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
         continue without an operator, and record it: see docs/restore.md.
@@ -126,7 +126,7 @@ class Dispatcher:
         for warning in unmatched(self._routes, self._callbacks.names, settings.limits):
             log.warning("%s", warning)
         self.grace = settings.grace
-        self.retention = Retention.of(settings.keep, self._routes.windows)
+        self.retention = Retention.of(settings.retention, self._routes.windows)
         self.store: Store = simulation.store or self._database_store(target)
         self._require_async_for(self._callbacks.first_async())
         self.errors = self._activity.errors

@@ -88,7 +88,7 @@ class Fleet:
             margin=checked.margin,
             errors=ErrorReports(report),
         )
-        self.retention = Retention.of(checked.keep, routes.windows)
+        self.retention = Retention.of(checked.retention, routes.windows)
         self._closing = routes.closing()
         self._shared = SharedLimits(
             checked.limits,

@@ -33,7 +33,7 @@ class Policy:
     max_waiting: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
         waiting request uses a connection, and a thread if sessions are not async: keep the number far below both. It is
         always less than the engine's `pool_size`.
-    keep: how long a retry is answered with the stored response.
+    retention: how long a retry is answered with the stored response.
     kept_headers: the headers of an answer that are kept for its replays. Headers of one connection or one caller, such as
         Set-Cookie, are refused.
     problem_types: the beginning of every problem's type URI, or a mapping from problem names to URIs.
@@ -43,13 +43,13 @@ class Policy:
     strict: bool = False
     wait: timedelta | None = None
     max_waiting: int = MAX_WAITING
-    keep: timedelta = DAY
+    retention: timedelta = DAY
     kept_headers: Collection[str] = KEPT_HEADERS
     problem_types: str | Mapping[str, str] = TYPES
 
     def __post_init__(self) -> None:
         checked_wait(self.wait)
-        check_span("keep", self.keep)
+        check_span("retention", self.retention)
         if not isinstance(self.max_waiting, int) or isinstance(self.max_waiting, bool) or self.max_waiting < 1:
             raise InvalidValue(
                 "max_waiting",
@@ -109,7 +109,7 @@ class Policy:
             request=request,
             source="http",
             wait=self.wait,
-            keep=self.keep,
+            retention=self.retention,
         )
         change_options(block, lock_wait=limited_wait(self.max_waiting))
         return block

@@ -32,7 +32,7 @@ class BodyKey:
     """Replaces the key that a caller cannot send: `outbox.idempotent(session, outbox.BodyKey(window), ...)`.
 
     window: how long an equal request of the same scope counts as a retry of the first, by the database's clock. It replaces
-        `keep`. Make it a little longer than the caller's retries last: if the caller really wants a second, equal order
+        `retention`. Make it a little longer than the caller's retries last: if the caller really wants a second, equal order
         within the window, that order is not executed.
     """
 

@@ -78,7 +78,10 @@ def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
 
 
 def _kept(key: RecordKey) -> dict[str, Any]:
-    return {"replay_until": clock_plus(key.keep), "keep_until": clock_plus(max(key.keep, key.configuration.audit))}
+    return {
+        "replay_until": clock_plus(key.retention),
+        "keep_until": clock_plus(max(key.retention, key.configuration.record_retention)),
+    }
 
 
 class _Standing(NamedTuple):

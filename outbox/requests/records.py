@@ -76,12 +76,14 @@ class RecordKey:
     id: UUID
     parent: ParentKey
     fingerprint: bytes
-    keep: timedelta
+    retention: timedelta
 
     @classmethod
-    def of(cls, configuration: Configuration, parent: ParentKey, fingerprint: bytes, keep: timedelta) -> "RecordKey":
+    def of(
+        cls, configuration: Configuration, parent: ParentKey, fingerprint: bytes, retention: timedelta
+    ) -> "RecordKey":
         id = parent_id(configuration.env, parent)
-        return cls(configuration=configuration, id=id, parent=parent, fingerprint=fingerprint, keep=keep)
+        return cls(configuration=configuration, id=id, parent=parent, fingerprint=fingerprint, retention=retention)
 
     @property
     def kid(self) -> str:
@@ -203,8 +205,8 @@ def _values(key: RecordKey, response: Response, completion: str | None) -> dict[
         "new_body": response.body,
         "new_headers": json.dumps(dict(response.headers)),
         "new_completion": completion,
-        "keep": key.keep.total_seconds(),
-        "audit": max(key.keep, configuration.audit).total_seconds(),
+        "retention": key.retention.total_seconds(),
+        "record_retention": max(key.retention, configuration.record_retention).total_seconds(),
     }
 
 
@@ -223,7 +225,7 @@ def _insertion_sql(tables: Tables) -> str:
         f"INSERT INTO {quoted(record.name, record.schema)}"
         f" ({', '.join(_GIVEN)}, created_at, answered_at, replay_until, keep_until)"
         f" VALUES ({values}, clock_timestamp(), clock_timestamp(),"
-        " clock_timestamp() + make_interval(secs => :keep), clock_timestamp() + make_interval(secs => :audit))"
+        " clock_timestamp() + make_interval(secs => :retention), clock_timestamp() + make_interval(secs => :record_retention))"
         " ON CONFLICT (id) DO NOTHING"
     )
 
@@ -236,8 +238,8 @@ def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
         | {
             "created_at": clock(),
             "answered_at": null() if accepted else clock(),
-            "replay_until": clock_plus(bindparam("keep", type_=Double)),
-            "keep_until": clock_plus(bindparam("audit", type_=Double)),
+            "replay_until": clock_plus(bindparam("retention", type_=Double)),
+            "keep_until": clock_plus(bindparam("record_retention", type_=Double)),
         }
     )
     return statement

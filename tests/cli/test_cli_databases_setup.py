@@ -10,7 +10,7 @@ from support.cli_runner import command, document, refused, succeeded, write_data
 from support.database import TABLES, Database
 from support.entries import put, run_once
 from support.relays import relay
-from support.retention import A_MOMENT, KEEP, elapse, settle_all
+from support.retention import A_MOMENT, RETENTION, elapse, settle_all
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -65,7 +65,7 @@ def test_maintenance_deletes_in_every_database(shards: Shards, ob: outbox.Outbox
     for each, count in ((east, 2), (west, 3)):
         put(each, ob, count=count)
         settle_all(each)
-        elapse(each, KEEP + A_MOMENT)
+        elapse(each, RETENTION + A_MOMENT)
     down = sa.make_url("postgresql+psycopg://u:secret@127.0.0.1:1/x")
 
     counted = command("maintenance", "--window", "24h", "--databases", path, "--json", "--dry-run")

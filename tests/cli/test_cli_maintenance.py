@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from support.database import Database
 from support.entries import put
 from support.python_processes import PIPE, PythonProcess
-from support.retention import A_MOMENT, KEEP, elapse, kept, request, settle_all
+from support.retention import A_MOMENT, RETENTION, elapse, kept, request, settle_all
 
 import outbox
 from dispatchers.cli import main
@@ -32,7 +32,7 @@ def aged(database: Database, ob: outbox.Outbox) -> Database:
     put(database, ob, count=7)
     settle_all(database)
     put(database, ob)
-    elapse(database, KEEP + A_MOMENT)
+    elapse(database, RETENTION + A_MOMENT)
     return database
 
 
@@ -97,7 +97,7 @@ def test_keep_says_how_long_entries_are_kept(database: Database, ob: outbox.Outb
     elapse(database, timedelta(days=3))
 
     assert invoke(database).stdout == "deleted 0 records, 0 entries, 0 tombstones\n"
-    assert invoke(database, "--keep", "2d").stdout == "deleted 0 records, 1 entries, 0 tombstones\n"
+    assert invoke(database, "--retention", "2d").stdout == "deleted 0 records, 1 entries, 0 tombstones\n"
 
 
 def test_a_window_without_end_makes_tombstones_of_a_year(aged: Database) -> None:
@@ -110,18 +110,18 @@ def test_a_window_without_end_makes_tombstones_of_a_year(aged: Database) -> None
 
 
 def test_its_default_is_the_dispatchers() -> None:
-    (keep,) = [parameter for parameter in command.params if parameter.name == "keep"]
+    (retention,) = [parameter for parameter in command.params if parameter.name == "retention"]
 
-    assert keep.type.convert("35d", None, None) == KEEP
+    assert retention.type.convert("35d", None, None) == RETENTION
     assert "35d" in CliRunner().invoke(main, ["maintenance", "--help"]).stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["--keep", "2d", "--window", "7d"], 1, "outbox: keep=2 days, 0:00:00 must be from 8 days, 0:00:00"),
-        (["--keep", "soon"], 2, "'soon' is not a span such as 90s, 15m, 2h, 35d or 4w"),
-        (["--keep", "2026-01-31"], 2, "'2026-01-31' is not a span"),
+        (["--retention", "2d", "--window", "7d"], 1, "outbox: retention=2 days, 0:00:00 must be from 8 days, 0:00:00"),
+        (["--retention", "soon"], 2, "'soon' is not a span such as 90s, 15m, 2h, 35d or 4w"),
+        (["--retention", "2026-01-31"], 2, "'2026-01-31' is not a span"),
         (["--window", "ever"], 2, "'ever' is not a span"),
     ],
 )

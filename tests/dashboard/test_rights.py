@@ -179,7 +179,17 @@ def test_every_parameter_has_a_line_in_the_table_of_what_is_compared() -> None:
 
 OPTIONS = {
     *("database", "databases", "schema", "prefix", "json", "exit_code", "dry_run", "yes", "most", "rate", "payload"),
-    *("keep", "windows", "nothing_lost", "after_restore", "adopt_from", "undo", "factory", "send_again", "happened"),
+    *(
+        "retention",
+        "windows",
+        "nothing_lost",
+        "after_restore",
+        "adopt_from",
+        "undo",
+        "factory",
+        "send_again",
+        "happened",
+    ),
     *("did_not_happen", "kid", "host", "port", "authenticate", "users", "read_database", "root_path", "second_person"),
     *("http", "log_level", "trusted_origins"),
 }

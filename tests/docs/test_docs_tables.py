@@ -60,12 +60,12 @@ def test_the_page_for_clients_has_each_refusal_and_the_default_settings() -> Non
         for status, kinds in kinds_by_status().items()
         for kind in kinds
     )
-    assert f"gets the first answer for {policy.keep // timedelta(hours=1)} hours" in page
+    assert f"gets the first answer for {policy.retention // timedelta(hours=1)} hours" in page
     assert f"A body may have {MAX_BODY_BYTES // 1024**2} MiB" in page
     assert f"A key has 1 to {MAX_KEY_BYTES} bytes" in page
     assert f"the header `{REPLAYED}: true`" in page
     assert f"`{HEADER}` header: a String of RFC 9651 in double quotes (`{EXAMPLE_KEY}`)" in page.replace("\n  ", " ")
-    assert (policy.strict, policy.in_flight) == (False, "conflict")
+    assert (policy.strict, policy.wait) == (False, None)
 
 
 # --- docs/keys.md

@@ -251,7 +251,7 @@ def a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_aga
 
 def an_entry_asked_for_again_while_it_is_deleted_is_sent(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
     """Neither is refused: the new entry has all that it needs."""
-    retention = Retention(keep=HOUR, refuse=HOUR)
+    retention = Retention(entries=HOUR, refuse=HOUR)
     delete: Callable[..., Any] = partial(delete_entries, tables=TABLES, scan=Scan(retention, 1000))
     for number in range(2):
         id = enqueued(engines, ob, f"race:again {number}")

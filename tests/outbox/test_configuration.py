@@ -25,7 +25,7 @@ SETTINGS = {
     "prefix": "outbox_",
     "options": ["region"],
     "max_payload_bytes": 1000,
-    "audit": timedelta(days=7),
+    "record_retention": timedelta(days=7),
     "observe": print,
     "fair": {"stripe"},
 }
@@ -36,7 +36,7 @@ CHANGES = {
     "prefix": "shop_",
     "options": [],
     "max_payload_bytes": 1001,
-    "audit": timedelta(days=8),
+    "record_retention": timedelta(days=8),
     "observe": repr,
     "fair": {"mail"},
 }
@@ -126,7 +126,7 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
             " connection's own",
         ),
         (
-            {"audit": 30},
+            {"record_retention": 30},
             outbox.InvalidValue,
             "audit 30: must be a timedelta of 0 s or more, and 36525 days at most",
         ),

@@ -71,10 +71,10 @@ def test_what_was_answered_before_the_switch_is_replayed_from_where_it_is(
 
 
 def test_yesterdays_body_is_replayed_today(shop: Client, by_day: Database) -> None:
-    first = shop.request(keep=3 * DAY)
+    first = shop.request(retention=3 * DAY)
     days_pass(by_day, 1)
 
-    assert shop.request(keep=3 * DAY) == first
+    assert shop.request(retention=3 * DAY) == first
     assert [day for day, _ in stored_bodies(by_day)] == [today(by_day) - DAY]
 
 
@@ -243,7 +243,7 @@ def test_partitions_are_made_ahead_and_each_once(by_day: Database) -> None:
 
 def test_a_replay_is_one_statement_and_touches_only_its_days_partition(by_day: Database, ob: outbox.Outbox) -> None:
     shop = Client(by_day, ob, is_async=False)
-    shop.request(keep=9 * DAY)
+    shop.request(retention=9 * DAY)
     days_pass(by_day, 2)
     for number in range(7):  # as often as it takes a driver to prepare the statement and a server to keep its plan
         shop.request(numbered(number), key=f"other-{number}")

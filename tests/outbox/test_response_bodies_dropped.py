@@ -26,7 +26,7 @@ from dispatchers.store.database import DatabaseStore
 from outbox.sql.body_partitions import DAYS_AHEAD, body_partition
 
 Result = TypeVar("Result")
-MONTH = 32  # days: a record's audit window, and the two that a partition is kept at least
+MONTH = 32  # days: a record's retention, and the two that a partition is kept at least
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_a_day_goes_in_which_everything_is_past_its_time_and_no_other(shop: Clie
 
 def test_a_day_lives_as_long_as_its_longest_kept_record(shop: Client, by_day: Database) -> None:
     shop.request(answer_only, key="short")
-    long = shop.request(answer_only, key="long", keep=90 * DAY)
+    long = shop.request(answer_only, key="long", retention=90 * DAY)
     days_pass(by_day, MONTH)
     clean(by_day)
 
     assert drop(by_day) == Drops()
 
-    assert shop.request(key="long", keep=90 * DAY) == long
+    assert shop.request(key="long", retention=90 * DAY) == long
 
 
 def test_yesterdays_partition_stays_though_no_record_needs_it(shop: Client, by_day: Database) -> None:
@@ -92,7 +92,7 @@ def test_yesterdays_partition_stays_though_no_record_needs_it(shop: Client, by_d
 
 
 def test_a_record_with_an_unsettled_entry_keeps_its_body_when_its_day_goes(shop: Client, by_day: Database) -> None:
-    first = shop.request(keep=DAY)
+    first = shop.request(retention=DAY)
     shop.request(answer_only, key="ended")
     days_pass(by_day, MONTH)
     clean(by_day)
@@ -110,7 +110,7 @@ def test_a_record_with_an_unsettled_entry_keeps_its_body_when_its_day_goes(shop:
 
 
 def test_with_the_layout_off_what_is_carried_over_goes_into_its_record(shop: Client, by_day: Database) -> None:
-    first = shop.request(keep=90 * DAY)
+    first = shop.request(retention=90 * DAY)
     days_pass(by_day, 3)
     by_day.execute(sa.update(TABLES.record).values(keep_until=sa.func.now() - DAY))
     by_day.execute(sa.text("DROP TRIGGER outbox_move_body ON outbox_record"))
@@ -118,7 +118,7 @@ def test_with_the_layout_off_what_is_carried_over_goes_into_its_record(shop: Cli
     assert len(drop(by_day).dropped) == 1
 
     assert by_day.records[0].body == first.body
-    assert shop.request(keep=90 * DAY) == first
+    assert shop.request(retention=90 * DAY) == first
 
 
 def test_a_day_with_too_many_records_that_cannot_be_deleted_stays(
@@ -230,7 +230,7 @@ def test_what_was_detached_and_not_dropped_is_dropped(shop: Client, by_day: Data
 
 def test_a_day_that_a_record_names_after_all_is_attached_again(shop: Client, by_day: Database) -> None:
     """A transaction that was open for longer than a day committed its answer while its day was being detached."""
-    first = shop.request(answer_only, keep=90 * DAY)
+    first = shop.request(answer_only, retention=90 * DAY)
     days_pass(by_day, MONTH)
     day = today(by_day) - MONTH * DAY
     by_day.execute(sa.text(f"ALTER TABLE outbox_body DETACH PARTITION {body_partition(TABLES, day)}"))
@@ -238,9 +238,9 @@ def test_a_day_that_a_record_names_after_all_is_attached_again(shop: Client, by_
 
     assert drop(by_day) == Drops(due=(day,))
 
-    assert shop.request(keep=90 * DAY) == first
+    assert shop.request(retention=90 * DAY) == first
     assert len(drop(by_day).dropped) == 1  # now carried over
-    assert shop.request(keep=90 * DAY) == first
+    assert shop.request(retention=90 * DAY) == first
 
 
 def test_while_one_drops_a_second_leaves_it_to_it(shop: Client, by_day: Database) -> None:

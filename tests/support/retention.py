@@ -13,7 +13,7 @@ import outbox
 from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 from dispatchers.time_limits import Window
 from outbox.sql.dialect import clock, earlier
 from support.database import TABLES, Database
@@ -34,7 +34,7 @@ INSTANTS = {
 
 
 def maintenance(
-    database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any
+    database: Database | sa.Engine, retention: timedelta = RETENTION, *windows: Window, **settings: Any
 ) -> Maintenance:
     engine = database.dispatchers_engine if isinstance(database, Database) else database
 
@@ -47,12 +47,14 @@ def maintenance(
         result: Result = await asyncio.to_thread(blocking)
         return result
 
-    return Maintenance(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_ratio": 0, **settings})
+    return Maintenance(run, TABLES, Retention.of(retention, windows or (WINDOW,)), **{"pause_ratio": 0, **settings})
 
 
-def clean(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any) -> Counter[str]:
+def clean(
+    database: Database | sa.Engine, retention: timedelta = RETENTION, *windows: Window, **settings: Any
+) -> Counter[str]:
     """One run of an maintenance; what it deleted, steps that deleted nothing left out."""
-    return +asyncio.run(maintenance(database, keep, *windows, **settings).run_once())
+    return +asyncio.run(maintenance(database, retention, *windows, **settings).run_once())
 
 
 def elapse(database: Database, by: timedelta) -> None:

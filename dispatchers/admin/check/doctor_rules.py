@@ -242,14 +242,14 @@ def retention(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
         return
     operation = max(windows, key=lambda name: windows[name])
     for each in _distinct(dispatchers):
-        if each.settings["keep"] <= windows[operation]:
+        if each.settings["retention"] <= windows[operation]:
             yield Finding(
                 check="retention",
                 severity="error",
-                text=f"{each.name} deletes entries {_seconds(each.settings['keep'])} after they settled; the"
+                text=f"{each.name} deletes entries {_seconds(each.settings['retention'])} after they settled; the"
                 f" service of {operation} remembers keys for {_seconds(windows[operation])}",
                 meaning="a request that is repeated after that is sent under a key that the service still remembers",
-                remedy="give every dispatcher of this database a `keep` longer than the longest window of all adapters",
+                remedy="give every dispatcher of this database a `retention` longer than the longest window of all adapters",
             )
 
 

@@ -141,7 +141,7 @@ def with_a_window_of_an_hour(database: Database, ob: outbox.Outbox) -> None:
 
 
 def with_a_keep_for_shorter_windows(database: Database, ob: outbox.Outbox) -> None:
-    beat(dispatcher(database, ob, adapters={"mail": MemoryAdapter()}, keep=timedelta(days=2)))
+    beat(dispatcher(database, ob, adapters={"mail": MemoryAdapter()}, retention=timedelta(days=2)))
     beat(dispatcher(database, ob, adapters={"pay": MemoryAdapter(window=timedelta(days=30))}))
 
 

@@ -293,7 +293,7 @@ def test_an_accepted_request_is_never_deleted_by_retention(database: Database, o
     checkout.accept()
     checkout.run_once(include=[])
     database.age_records(4000 * DAY)
-    scan = Scan(Retention(keep=timedelta(0), refuse=DAY), 100)
+    scan = Scan(Retention(entries=timedelta(0), refuse=DAY), 100)
 
     for step in (tombstone_records, delete_entries):
         with database.dispatchers_engine.begin() as connection:

@@ -13,7 +13,7 @@ from apscheduler.job import Job
 from support.daemons import daemon, wait_for, write_factory
 from support.database import TABLES, Database
 from support.entries import change, claim, dispatcher, put, put_one, quota
-from support.retention import A_MOMENT, KEEP, elapse, kept, maintenance, settle_all, shift
+from support.retention import A_MOMENT, RETENTION, elapse, kept, maintenance, settle_all, shift
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -32,7 +32,7 @@ dispatchers.process.daemon.RETENTION_SECONDS = 0.1
 dispatchers.process.daemon.RETENTION_JITTER_SECONDS = None
 
 def make():
-    return Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter()}, keep=timedelta(days=40))
+    return Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter()}, retention=timedelta(days=40))
 """
 
 DRAINED = """
@@ -62,7 +62,7 @@ dispatchers.process.daemon.Maintenance = Drained
 def settled_long_ago(database: Database, ob: outbox.Outbox, count: int) -> None:
     put(database, ob, count=count)
     settle_all(database)
-    elapse(database, KEEP + A_MOMENT)
+    elapse(database, RETENTION + A_MOMENT)
 
 
 def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **settings: Any) -> dict[str, Job]:
@@ -87,7 +87,7 @@ def test_a_run_is_bounded_and_the_next_one_continues_where_it_stopped(database: 
 def test_what_may_not_go_yet_is_looked_at_again_after_the_end(database: Database, ob: outbox.Outbox) -> None:
     (id, *_) = put(database, ob, count=3, ordering_key="acct_1")
     settle_all(database)
-    elapse(database, KEEP + A_MOMENT)
+    elapse(database, RETENTION + A_MOMENT)
     blocked = {"ordering_key": "acct_1", "entry_id": id, "reason": "declined", "since": NEVER}
     database.execute(sa.insert(TABLES.blocked_group).values(blocked))
     working = maintenance(database)
@@ -108,7 +108,7 @@ def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Databas
             stopping.set()
         return batch
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, pause_ratio=0)
+    working = Maintenance(run, TABLES, Retention.of(RETENTION, []), max_rows=2, pause_ratio=0)
 
     assert asyncio.run(working.run_once(stopping))["entries"] == 2
     assert kept(database)["entry"] == 4
@@ -131,7 +131,7 @@ def test_a_pause_is_longer_where_a_batch_takes_longer(
         now += seconds
 
     monkeypatch.setattr(asyncio, "sleep", pause)
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, clock=lambda: now)
+    working = Maintenance(run, TABLES, Retention.of(RETENTION, []), max_rows=2, clock=lambda: now)
 
     assert asyncio.run(working.run_once())["entries"] == 6
     assert pauses == [4.0] * 3
@@ -149,7 +149,7 @@ def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database:
             raise sa.exc.OperationalError("DELETE", {}, Exception("the server is unavailable"))
         return await inner(work)
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), max_rows=2, pause_ratio=0)
+    working = Maintenance(run, TABLES, Retention.of(RETENTION, []), max_rows=2, pause_ratio=0)
     with pytest.raises(sa.exc.OperationalError):
         asyncio.run(working.run_once())
     assert kept(database)["entry"] == 4
@@ -168,7 +168,7 @@ def test_the_schedule_deletes_what_is_old_enough_and_logs_it(
 
     async def main() -> None:
         target = database.async_engine() if is_async else database.engine
-        working = dispatcher(target, ob, adapters={"crm": MemoryAdapter()}, keep=KEEP)
+        working = dispatcher(target, ob, adapters={"crm": MemoryAdapter()}, retention=RETENTION)
         found = {job.args[0]: job for job in daemon_module._schedule(working, asyncio.Event()).get_jobs()}
         job = found[retain]
         assert (job.max_instances, job.coalesce) == (1, True)
@@ -206,9 +206,9 @@ def test_a_keep_shorter_than_an_adapters_window_stops_a_dispatchers_start(
     database: Database, ob: outbox.Outbox
 ) -> None:
     with pytest.raises(
-        outbox.ConfigurationError, match=r"keep=1 day, 0:00:00 must be from 2 days, 0:00:00 \(the longest"
+        outbox.ConfigurationError, match=r"retention=1 day, 0:00:00 must be from 2 days, 0:00:00 \(the longest"
     ):
-        jobs(database, ob, asyncio.Event(), keep=timedelta(days=1))
+        jobs(database, ob, asyncio.Event(), retention=timedelta(days=1))
 
 
 def test_a_daemon_cleans_up_beside_its_sending_and_stops_with_the_drain(

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.retention import KEEP, WINDOW, elapse, maintenance, request, settle_all
+from support.retention import RETENTION, WINDOW, elapse, maintenance, request, settle_all
 
 import outbox
 from dispatchers.maintenance.retention import Retention
@@ -94,7 +94,7 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(database: Datab
         for number in range(count):
             request(database, ob, f"retry-{number}", "crm.upsert")
         settle_all(database)
-        elapse(database, 2 * KEEP)
+        elapse(database, 2 * RETENTION)
         engine = database.new_engine()
         with statements_of(engine) as sent:
             assert asyncio.run(maintenance(engine).run_once())["entries"] == count
@@ -126,7 +126,7 @@ def test_rows_that_share_one_instant_are_read_in_the_order_of_an_index(postgresq
         postgresql.execute(sa.text(statement))
     run(postgresql, "ANALYZE outbox_{}")
     engine = postgresql.new_engine()
-    scan = Scan(Retention.of(KEEP, [WINDOW]), 500)
+    scan = Scan(Retention.of(RETENTION, [WINDOW]), 500)
 
     with plans_of(engine) as plans, engine.begin() as connection:
         for step in STEPS.values():

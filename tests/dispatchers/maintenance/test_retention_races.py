@@ -14,7 +14,7 @@ from support.daemons import wait_for
 from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import claim, put, put_one, quota, run_once, settle, states
 from support.python_processes import run_python
-from support.retention import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, request, settle_all, shift
+from support.retention import A_MOMENT, RETENTION, WINDOW, clean, elapse, kept, request, settle_all, shift
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -22,19 +22,19 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Scan
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
-from outbox.configuration import AUDIT_WINDOW
+from outbox.configuration import RECORD_RETENTION
 
 pytestmark = pytest.mark.on_mariadb
 
 TEST_TIMEOUT = 60
-PAST_AUDIT = AUDIT_WINDOW + A_MOMENT
-PAST_KEEP = KEEP + A_MOMENT
+PAST_AUDIT = RECORD_RETENTION + A_MOMENT
+PAST_RETENTION = RETENTION + A_MOMENT
 
 
 @contextmanager
 def batch_in_progress(database: Database, step: str, max_rows: int = 500) -> Iterator[Batch]:
     """For the block, a batch has been done and is not committed; then it is."""
-    scan = Scan(Retention.of(KEEP, [WINDOW]), max_rows)
+    scan = Scan(Retention.of(RETENTION, [WINDOW]), max_rows)
     with database.new_engine().begin() as connection:
         yield STEPS[step](connection, TABLES, scan)
 
@@ -51,7 +51,7 @@ def test_a_maintenance_run_passes_over_what_another_is_deleting(postgresql: Data
     for number in range(10):
         request(postgresql, ob, f"retry-{number}", "crm.upsert")
     settle_all(postgresql)
-    elapse(postgresql, PAST_KEEP)
+    elapse(postgresql, PAST_RETENTION)
 
     with batch_in_progress(postgresql, "records", 4) as first:
         # The entries of those four are kept: their records are there still.
@@ -68,7 +68,7 @@ def test_two_upkeeps_at_once_divide_the_work(database: Database, ob: outbox.Outb
         request(database, ob, f"retry-{number}", "crm.upsert")
     put(database, ob, count=60)
     settle_all(database)
-    elapse(database, PAST_KEEP)
+    elapse(database, PAST_RETENTION)
     barrier = threading.Barrier(2)
 
     def one(engine: sa.Engine) -> dict[str, int]:
@@ -90,7 +90,7 @@ def test_enqueueing_does_not_wait_for_an_maintenance(postgresql: Database, ob: o
     request(postgresql, ob, "retry-001", "crm.upsert")
     put(postgresql, ob)
     settle_all(postgresql)
-    elapse(postgresql, PAST_KEEP)
+    elapse(postgresql, PAST_RETENTION)
 
     with batch_in_progress(postgresql, step) as batch:
         put_one(postgresql, ob, parent="order:new")
@@ -106,7 +106,7 @@ def test_an_enqueue_of_an_entry_that_is_being_deleted_is_a_new_one(
 ) -> None:
     put_one(postgresql, ob, parent="invoice:42")
     settle_all(postgresql)
-    elapse(postgresql, PAST_KEEP)
+    elapse(postgresql, PAST_RETENTION)
 
     with ThreadPoolExecutor(1) as pool:
         with batch_in_progress(postgresql, "entries") as batch:
@@ -199,9 +199,9 @@ def test_a_claim_of_a_key_whose_record_is_being_deleted_is_refused(postgresql: D
 def test_a_claim_does_not_wait_for_the_deletion_of_its_keys_tombstone(postgresql: Database, ob: outbox.Outbox) -> None:
     request(postgresql, ob, "retry-001", "crm.upsert")
     settle_all(postgresql)
-    elapse(postgresql, PAST_KEEP)
+    elapse(postgresql, PAST_RETENTION)
     clean(postgresql)
-    shift(postgresql, TABLES.tombstone.c.forget_at, 2 * KEEP)
+    shift(postgresql, TABLES.tombstone.c.forget_at, 2 * RETENTION)
 
     with batch_in_progress(postgresql, "tombstones") as batch:
         request(postgresql, ob, "retry-001", "crm.upsert")
@@ -215,13 +215,13 @@ def test_what_was_written_again_since_it_was_read_is_kept(postgresql: Database, 
     settle_all(postgresql)
     elapse(postgresql, PAST_AUDIT)
     clean(postgresql)
-    shift(postgresql, TABLES.tombstone.c.forget_at, 2 * KEEP)
+    shift(postgresql, TABLES.tombstone.c.forget_at, 2 * RETENTION)
     engine = postgresql.new_engine()
 
     @sa.event.listens_for(engine, "before_cursor_execute")
     def renew(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if "tombstone" in statement and "FOR UPDATE" in statement:
-            shift(postgresql, TABLES.tombstone.c.forget_at, -4 * KEEP)
+            shift(postgresql, TABLES.tombstone.c.forget_at, -4 * RETENTION)
 
     assert not clean(engine)
     assert len(postgresql.rows(TABLES.tombstone)) == 1
@@ -229,7 +229,7 @@ def test_what_was_written_again_since_it_was_read_is_kept(postgresql: Database, 
 
 def test_a_claimed_entry_is_not_touched(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
-    elapse(database, 10 * KEEP)
+    elapse(database, 10 * RETENTION)
     store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim(store, quota())
 
@@ -276,7 +276,7 @@ def test_a_maintenance_run_killed_in_a_batch_leaves_everything_whole(
     for number in range(3):
         request(database, ob, f"retry-{number}", "crm.upsert")
     settle_all(database)
-    elapse(database, PAST_KEEP)
+    elapse(database, PAST_RETENTION)
     url = database.url.render_as_string(hide_password=False)
     environment = os.environ | {"SHOP_URL": url, "PYTHONPATH": IMPORT_PATH}
 

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.database import TABLES, Database
 from support.examples import divided
-from support.retention import DAY, KEEP, clean
+from support.retention import DAY, RETENTION, clean
 
 from dispatchers.maintenance.retention import BEHIND
 from outbox.times import NEVER
 
 KEYS = [UUID(int=number) for number in range(1, 5)]
 A_WHILE = timedelta(hours=1)
-REFUSE = KEEP + BEHIND
+REFUSE = RETENTION + BEHIND
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def after_a_run(world: World) -> World:
             tombstones[key] = min(ages) - REFUSE
 
     def is_kept(entry: AnEntry) -> bool:
-        is_young = entry.settled is None or entry.settled < KEEP
+        is_young = entry.settled is None or entry.settled < RETENTION
         return is_young or entry.blocks or entry.parent in records or entry.record in records
 
     return World(
@@ -81,7 +81,7 @@ def after_a_run(world: World) -> World:
 
 # --- worlds
 
-THRESHOLDS = [timedelta(0), DAY, timedelta(days=30), KEEP, REFUSE, timedelta(days=365)]
+THRESHOLDS = [timedelta(0), DAY, timedelta(days=30), RETENTION, REFUSE, timedelta(days=365)]
 ages = st.builds(
     lambda threshold, more: threshold + more, st.sampled_from(THRESHOLDS), st.sampled_from([-A_WHILE, A_WHILE])
 )

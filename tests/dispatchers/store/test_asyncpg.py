@@ -18,7 +18,7 @@ from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome, Reje
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 from dispatchers.store.database import DatabaseStore
 from outbox.errors import DuplicateEntry, KeyInFlight, RequestMismatch
 
@@ -128,7 +128,7 @@ def test_a_dispatcher_brings_every_kind_of_outcome_to_its_end(postgresql: Databa
             assert states(postgresql) == {"delivered": 6, "failed": 2}
             assert len(postgresql.orders) == 4
             maintenance = Maintenance(
-                DatabaseStore(engine, ob.configuration).run, ob.configuration.tables, Retention.of(KEEP, [None])
+                DatabaseStore(engine, ob.configuration).run, ob.configuration.tables, Retention.of(RETENTION, [None])
             )
             await asyncio.to_thread(age, postgresql, timedelta(days=1))
             async for _ in maintenance.sweep():

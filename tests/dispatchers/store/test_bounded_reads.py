@@ -33,7 +33,7 @@ from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
-from dispatchers.settings import KEEP
+from dispatchers.settings import RETENTION
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 from outbox.times import EPOCH
@@ -174,7 +174,7 @@ class Paths:
         for step in STEPS.values():
             after = None
             for _ in range(2):
-                scan = Scan(Retention.of(KEEP, [timedelta(days=1)]), 50, after)
+                scan = Scan(Retention.of(RETENTION, [timedelta(days=1)]), 50, after)
                 after = asyncio.run(self.store.run(lambda connection: step(connection, TABLES, scan))).after  # noqa: B023
 
     # --- operators

@@ -183,7 +183,7 @@ def test_one_name_is_no_collection_of_headers() -> None:
             {"wait": 5},
             "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
         ),
-        ({"keep": 24}, "keep 24: must be a timedelta of more than 0 s, and 36525 days at most"),
+        ({"retention": 24}, "retention 24: must be a timedelta of more than 0 s, and 36525 days at most"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_before_the_first_request(settings: dict[str, Any], text: str) -> None:

@@ -312,8 +312,8 @@ def test_a_message_inside_a_request_is_refused(database, ob):
         ({"message_id": "a\0"}, "message_id 'a\\x00': contains a NUL character"),
         ({"scope": ""}, "scope '': must name the producer of these message ids"),
         (
-            {"keep": timedelta(0)},
-            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+            {"retention": timedelta(0)},
+            "retention datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
         (
             {"wait": 5},

@@ -26,7 +26,7 @@ def test_a_message_is_known_for_longer_than_any_queue_keeps_it(consumer, databas
 
 
 def test_a_message_may_be_known_for_longer(consumer, database):
-    consumer.consume(keep=timedelta(days=365))
+    consumer.consume(retention=timedelta(days=365))
 
     (record,) = database.records
     assert abs(record.keep_until - datetime.now(UTC) - timedelta(days=365)) < A_MOMENT

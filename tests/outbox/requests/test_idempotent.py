@@ -118,7 +118,7 @@ def test_the_record_row_holds_the_request_and_its_answer(client, database):
 
 
 def test_a_window_longer_than_the_audit_keeps_the_record_as_long(client, database):
-    client.request(keep=timedelta(days=90))
+    client.request(retention=timedelta(days=90))
 
     (record,) = database.records
     assert abs(record.keep_until - record.replay_until) < A_MOMENT
@@ -237,10 +237,10 @@ def test_another_request_under_a_used_key_is_refused(client, database):
     assert database.counts() == ALL
 
 
-@pytest.mark.parametrize("keep", [DAY, timedelta(hours=1)])
-def test_just_inside_its_window_a_key_is_replayed(client, database, keep):
-    client.request(place_order_only, keep=keep)
-    database.age_records(keep - A_MOMENT)
+@pytest.mark.parametrize("retention", [DAY, timedelta(hours=1)])
+def test_just_inside_its_window_a_key_is_replayed(client, database, retention):
+    client.request(place_order_only, retention=retention)
+    database.age_records(retention - A_MOMENT)
 
     assert client.request().status == 201
     assert len(database.orders) == 1
@@ -248,7 +248,7 @@ def test_just_inside_its_window_a_key_is_replayed(client, database, keep):
 
 @pytest.mark.parametrize("request_", [REQUEST, {"another": "request"}])
 def test_past_its_window_a_key_without_entries_is_free(client, database, request_):
-    client.request(place_order_only, keep=timedelta(hours=1))
+    client.request(place_order_only, retention=timedelta(hours=1))
     database.age_records(timedelta(hours=1) + A_MOMENT)
 
     response = client.request(request=request_)

@@ -54,13 +54,13 @@ def test_a_key_that_cannot_be_used_is_a_400(client, database, key, error, text):
         ({"scope": None}, "scope None: must be a str, not NoneType"),
         ({"source": ""}, "source '': has 0 bytes of UTF-8; 1 to 64 are allowed"),
         (
-            {"keep": timedelta(0)},
-            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+            {"retention": timedelta(0)},
+            "retention datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
-        ({"keep": 24}, "keep 24: must be a timedelta of more than 0 s, and 36525 days at most"),
+        ({"retention": 24}, "retention 24: must be a timedelta of more than 0 s, and 36525 days at most"),
         (
-            {"keep": timedelta(days=36526)},
-            "keep datetime.timedelta(days=36526): must be a timedelta of more than 0 s, and 36525 days at most",
+            {"retention": timedelta(days=36526)},
+            "retention datetime.timedelta(days=36526): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
         (
             {"wait": 5},

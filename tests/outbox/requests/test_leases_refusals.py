@@ -47,8 +47,8 @@ def fail(claim):
             "wait 5: must be a timedelta of 0 s or more, and 36525 days at most, or None to refuse immediately",
         ),
         (
-            {"keep": timedelta(0)},
-            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+            {"retention": timedelta(0)},
+            "retention datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
         ),
         ({"scope": ""}, "scope '': may be empty only for source 'app', not 'http': give the caller's id"),
     ],

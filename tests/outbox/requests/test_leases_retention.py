@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.database import PAYLOAD, REQUEST, Database, Order
 from support.leases import RECEIPT, Shop
-from support.retention import DAY, KEEP, clean, elapse, kept, settle_all
+from support.retention import DAY, RETENTION, clean, elapse, kept, settle_all
 
 import outbox
 from dispatchers.maintenance.retention import BEHIND
@@ -46,7 +46,7 @@ def test_its_key_is_refused_as_long_as_a_service_may_remember_the_call(shop: Sho
 
     with pytest.raises(outbox.KeyExpired):
         shop.request()
-    elapse(database, KEEP + BEHIND - AUDIT)
+    elapse(database, RETENTION + BEHIND - AUDIT)
     clean(database)
 
     assert kept(database) == {}
