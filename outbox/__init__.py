@@ -3,7 +3,7 @@
     outbox.configure(outbox.Keyring({"k1": secret}), env="prod")        # once, at the app's start
 
     with Session(engine) as session, session.begin():
-        with outbox.idempotent(session, key, scope=customer, request=body) as claim:
+        with outbox.idempotent(session, key, scope=customer, content=body) as claim:
             if claim.replayed:
                 return claim.response
             session.add(Order(...))

@@ -23,7 +23,7 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What must be equal in two requests with one key, for `request=`. Use `Fingerprint.raw` or `Fingerprint.json` to make one.
+    """What must be equal in two requests with one key, for `content=`. Use `Fingerprint.raw` or `Fingerprint.json` to make one.
 
     method, route, content_type: further properties that distinguish requests. The route is the template
         (`/orders/{id}/refunds`), so a new host or query does not change it.
@@ -65,14 +65,14 @@ class Fingerprint:
             raise RequestRefused(str(error)) from None
 
 
-def fingerprint(request: Any) -> bytes:
+def fingerprint(content: Any) -> bytes:
     """32 bytes. `bytes` count as they are, a `Fingerprint` is one; anything else is JSON, in its canonical form (RFC 8785)."""
-    match request:
+    match content:
         case Fingerprint():
-            return request.digest
+            return content.digest
         case bytes() | bytearray() | memoryview():
-            return Fingerprint.raw(bytes(request)).digest
-    return _digest("json", canonical_json(request), ("", "", ""))
+            return Fingerprint.raw(bytes(content)).digest
+    return _digest("json", canonical_json(content), ("", "", ""))
 
 
 def _digest(form: str, content: bytes, endpoint: tuple[str, str, str]) -> bytes:

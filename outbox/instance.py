@@ -134,7 +134,7 @@ class Outbox:
         key: str | BodyKey,
         *,
         scope: str,
-        request: Any,
+        content: Any,
         source: str = "http",
         wait: timedelta | None = None,
         retention: timedelta = DAY,
@@ -148,7 +148,7 @@ class Outbox:
         key: the key that the client repeats; or a natural key such as `invoice:42`, with source "app"; or
             `outbox.BodyKey(window)` for callers that cannot send a key.
         scope: the authenticated caller. Never take it from the request's body.
-        request: what must be equal in a retry: the body's `bytes`, JSON (compared in its canonical form), or an
+        content: what must be equal in a retry: the body's `bytes`, JSON (compared in its canonical form), or an
             `outbox.Fingerprint`.
         wait: how long to wait while another transaction has claimed the key, before `KeyInFlight` is raised. None raises it
             immediately.
@@ -157,7 +157,7 @@ class Outbox:
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (with `retry_after`), `RequestMismatch`, `KeyExpired`.
         """
         budget = checked_wait(wait)
-        return IdempotentBlock(session, self._request(key, scope, source, request, retention), budget)
+        return IdempotentBlock(session, self._request(key, scope, source, content, retention), budget)
 
     def leased(
         self,
@@ -165,7 +165,7 @@ class Outbox:
         key: str | BodyKey,
         *,
         scope: str,
-        request: Any,
+        content: Any,
         source: str = "http",
         lease: timedelta = timedelta(minutes=1),
         renew_for: timedelta | None = None,
@@ -195,7 +195,7 @@ class Outbox:
         check_span("lease", lease, least=SECOND)
         if renew_for is not None:
             check_span("renew_for", renew_for, otherwise=", or None for no renewals in the background")
-        return LeasedBlock(engine, self._request(key, scope, source, request, retention), lease, renew_for, budget)
+        return LeasedBlock(engine, self._request(key, scope, source, content, retention), lease, renew_for, budget)
 
     @overload
     def run_idempotent(
@@ -205,7 +205,7 @@ class Outbox:
         fn: Callable[[Claim], object],
         *,
         scope: str,
-        request: Any,
+        content: Any,
         source: str = "http",
         wait: timedelta | None = None,
         retention: timedelta = DAY,
@@ -218,7 +218,7 @@ class Outbox:
         fn: Callable[[Claim], Awaitable[object]],
         *,
         scope: str,
-        request: Any,
+        content: Any,
         source: str = "http",
         wait: timedelta | None = None,
         retention: timedelta = DAY,
@@ -312,13 +312,13 @@ class Outbox:
         return in_session(session, lambda inner: read_request(configuration, inner, id, scope, sources))
 
     def _request(
-        self, key: Any, scope: str, source: str, request: Any, retention: timedelta
+        self, key: Any, scope: str, source: str, content: Any, retention: timedelta
     ) -> RecordKey | BodyRequest:
         if isinstance(key, BodyKey):
-            return BodyRequest.of(self.configuration, key, scope, source, fingerprint(request))
-        return self._record_key(key, scope, source, request, retention)
+            return BodyRequest.of(self.configuration, key, scope, source, fingerprint(content))
+        return self._record_key(key, scope, source, content, retention)
 
-    def _record_key(self, key: Any, scope: str, source: str, request: Any, retention: timedelta) -> RecordKey:
+    def _record_key(self, key: Any, scope: str, source: str, content: Any, retention: timedelta) -> RecordKey:
         if key is None or key == "":
             raise KeyMissing("the request has no idempotency key: send one, e.g. a UUID, and repeat it with each retry")
         check_span("retention", retention)
@@ -328,4 +328,4 @@ class Outbox:
             if error.field == "parent":
                 raise KeyMalformed(f"the idempotency key is malformed: {error}") from error
             raise
-        return RecordKey.of(self.configuration, parent, fingerprint(request), retention)
+        return RecordKey.of(self.configuration, parent, fingerprint(content), retention)

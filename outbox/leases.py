@@ -1,6 +1,6 @@
 """A leased claim, for work that cannot be one transaction: the claim commits first, and its lease can be renewed.
 
-    with outbox.leased(engine, key, scope=customer, request=body, lease=timedelta(minutes=1)) as claim:
+    with outbox.leased(engine, key, scope=customer, content=body, lease=timedelta(minutes=1)) as claim:
         if claim.replayed:
             return claim.response
         intent = stripe.PaymentIntent.create(..., idempotency_key=claim.child_key("stripe.payment_intents.create"))

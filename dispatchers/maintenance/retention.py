@@ -46,8 +46,8 @@ class Retention:
         if not longest + MARGIN <= retention <= CENTURY:
             raise ConfigurationError(
                 f"retention={retention} must be from {longest + MARGIN} (the longest window of the adapters, {longest}, and a"
-                f" margin of {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be requested again under a key that"
-                " the service still remembers; give a longer retention"
+                f" margin of {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be requested again under a"
+                " key that the service still remembers; give a longer retention"
             )
         refuse = retention + BEHIND
         return cls(entries=retention, refuse=max(refuse, REMEMBERED) if FOREVER in windows else refuse)

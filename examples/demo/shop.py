@@ -27,7 +27,7 @@ from examples.demo.orders import Order, connect
 def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[outbox.Response, bool]:
     """Answer a checkout, or replay its answer. Committed when this returns."""
     with Session(engine) as session, session.begin():
-        with outbox.idempotent(session, key, scope=customer, source="http", request=body) as claim:
+        with outbox.idempotent(session, key, scope=customer, source="http", content=body) as claim:
             if claim.replayed:
                 return claim.require_response(), True
             cart = json.loads(body)

@@ -100,13 +100,13 @@ class Policy:
         """
         return parse_key(lines, strict=self.strict, are_joined=are_joined)
 
-    def block(self, session: Session, key: str, scope: str, request: Any) -> IdempotentBlock:
+    def block(self, session: Session, key: str, scope: str, content: Any) -> IdempotentBlock:
         """The `outbox.idempotent` block of this request."""
         block = self.outbox.idempotent(
             session,
             key,
             scope=scope,
-            request=request,
+            content=content,
             source="http",
             wait=self.wait,
             retention=self.retention,

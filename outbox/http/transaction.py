@@ -80,7 +80,7 @@ class RequestTransaction:
     The transaction uses `session`, and always closes it. Raises what `outbox.idempotent` raises, and `RequestUndone`.
     """
 
-    def __init__(self, session: Session, policy: Policy, key: str, scope: str, request: Any) -> None:
+    def __init__(self, session: Session, policy: Policy, key: str, scope: str, content: Any) -> None:
         self.session = session
         self._policy = policy
         self._block: IdempotentBlock | None = None
@@ -88,7 +88,7 @@ class RequestTransaction:
         # It holds nothing, and the transaction that begins here is the request's alone.
         self._is_new = not (session.in_transaction() or session.new or session.identity_map)
         try:
-            block = policy.block(session, key, scope, request)
+            block = policy.block(session, key, scope, content)
             change_options(block, owns_transaction=True)
             if self._is_new:
                 change_options(block, savepoint_of=request_savepoint)

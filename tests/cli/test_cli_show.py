@@ -164,7 +164,7 @@ def test_show_lists_what_it_found_if_that_is_several_entries(database: Database,
 
 
 def test_a_found_request_says_how_many_others_had_its_key(database: Database, ob: outbox.Outbox) -> None:
-    with database.begin() as session, ob.idempotent(session, "8e03978e", scope="ada", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "8e03978e", scope="ada", content={}) as claim:
         ob.enqueue(session, "mail.send", {})
         ob.enqueue(session, "crm.upsert", {})
         claim.respond(201, {})

@@ -158,7 +158,7 @@ def test_requests_are_filtered_and_one_is_shown_with_its_entries(database: Datab
 
 def test_requests_whose_key_came_with_others_are_listed(database: Database, ob: outbox.Outbox) -> None:
     for key in ("8e03978e", "1c9d5f30"):
-        with database.begin() as session, ob.idempotent(session, key, scope="ada", request={}) as claim:
+        with database.begin() as session, ob.idempotent(session, key, scope="ada", content={}) as claim:
             claim.respond(201, {})
     id = claim.id
     counted = {"id": id, "requests": 1250, "first_at": clock(), "last_at": clock()}

@@ -125,7 +125,7 @@ def test_no_error_of_an_enqueue_shows_a_payload(
 def test_no_error_of_a_claim_shows_the_answer(postgresql: Database, ob: outbox.Outbox, driver: str) -> None:
     def work(session: Session) -> None:
         session.connection().exec_driver_sql(first)
-        with ob.idempotent(session, "retry-1", scope="ada", request=b"{}") as claim:
+        with ob.idempotent(session, "retry-1", scope="ada", content=b"{}") as claim:
             claim.respond(200, CANARY, headers={"Location": CANARY})
 
     for name, failing in FAILURES.items():

@@ -24,7 +24,7 @@ def place_order(url, body=BODY, before_commit=lambda: None):
     """One order, one charge and one answer under the key `order-42`, in one transaction."""
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
     with Session(sa.create_engine(url, poolclass=sa.NullPool)) as session:
-        with ob.idempotent(session, "order-42", scope="acct_1", request=body) as claim:
+        with ob.idempotent(session, "order-42", scope="acct_1", content=body) as claim:
             if claim.replayed:
                 return claim.response
             order = Order(customer="ada", amount=2000)

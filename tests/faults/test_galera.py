@@ -172,7 +172,7 @@ def a_request_on_two_nodes_at_once_is_kept_once_and_then_replayed(engines: list[
 
     def handle(connection: sa.Connection, number: int) -> tuple[bool, Any]:
         with Session(connection, join_transaction_mode="rollback_only") as session:
-            with ob.idempotent(session, "8e03978e", scope="ada", request={"amount": 1}) as claimed:
+            with ob.idempotent(session, "8e03978e", scope="ada", content={"amount": 1}) as claimed:
                 if not claimed.replayed:
                     session.execute(sa.text("INSERT INTO sold VALUES (:number)"), {"number": number})
                     ob.enqueue(session, "crm.upsert", {"number": number})

@@ -41,7 +41,7 @@ def the_holder_of_a_lease_answers(engines: list[sa.Engine], ob: outbox.Outbox) -
     for work, expected in ((change_table, nullcontext()), (take_over, pytest.raises(outbox.LeaseLost))):
         engine, refused = engine_of(engines[0].url), list[Any]()
         sa.event.listen(engine, "handle_error", refused.append)
-        leased = ob.leased(engine, work.__name__, scope="ada", request={"amount": 1}, lease=HOUR)
+        leased = ob.leased(engine, work.__name__, scope="ada", content={"amount": 1}, lease=HOUR)
         with suppress(outbox.NotAnswered), leased as claim:
             wait_for_all(engines)
             sa.event.listen(engine, "commit", lambda _, work=work: on_a_node(engines[1], work), once=True)

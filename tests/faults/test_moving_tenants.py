@@ -213,7 +213,7 @@ def test_a_tenant_whose_entries_do_not_end_stays_where_it_is(
 def test_the_copy_has_every_ended_row_of_the_scope_and_no_other(shards: dict[str, Database], ob: outbox.Outbox) -> None:
     east, west = shards["east"], shards["west"]
     for scope in ("acme", "other"):
-        with east.begin() as session, ob.idempotent(session, "key", scope=scope, request={"n": 1}) as claim:
+        with east.begin() as session, ob.idempotent(session, "key", scope=scope, content={"n": 1}) as claim:
             ob.enqueue(session, "crm.upsert", {"n": 1})
             claim.respond(201, {"scope": scope})
         put_one(east, ob, parent=outbox.ParentKey("by itself", scope=scope))
@@ -236,7 +236,7 @@ def test_nothing_is_copied_before_all_has_ended(shards: dict[str, Database], ob:
     put_one(east, ob, parent=outbox.ParentKey("first", scope="acme"))
     run_once(east, ob, adapters={"crm": MemoryAdapter()})
     put_one(east, ob, parent=outbox.ParentKey("second", scope="acme"))
-    with east.begin() as session, ob.idempotent(session, "key", scope="acme", request={}) as claim:
+    with east.begin() as session, ob.idempotent(session, "key", scope="acme", content={}) as claim:
         ob.enqueue(session, "crm.upsert", {})
         claim.accept(completion="shop.done", headers={"Location": "/1"})
 

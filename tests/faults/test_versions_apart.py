@@ -51,7 +51,7 @@ def test_this_release_works_on_a_database_that_is_one_migration_ahead(ahead: Dat
     service = MemoryAdapter()
 
     def request() -> outbox.Response:
-        with ahead.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        with ahead.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
             if not claim.replayed:
                 ob.enqueue(session, "crm.upsert", PAYLOAD)
                 claim.respond(201, {"order": "placed"})

@@ -204,8 +204,8 @@ def test_the_environment_is_read_once(default, monkeypatch):
     [
         lambda ob, session: ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42"),
         lambda ob, session: ob.child_key("invoice:42", CHARGE),
-        lambda ob, session: ob.idempotent(session, "retry-001", scope="acct_1", request={}),
-        lambda ob, session: ob.run_idempotent(session, "retry-001", print, scope="acct_1", request={}),
+        lambda ob, session: ob.idempotent(session, "retry-001", scope="acct_1", content={}),
+        lambda ob, session: ob.run_idempotent(session, "retry-001", print, scope="acct_1", content={}),
         lambda ob, session: ob.status(session, "invoice:42"),
     ],
 )

@@ -26,7 +26,7 @@ CRM = {"crm": MemoryAdapter()}
 NOW = sa.text("SELECT now()")
 USES: dict[str, Callable[[Session, outbox.Outbox], Any]] = {
     "enqueue": lambda session, ob: ob.enqueue(session, "crm.upsert", {}, parent="order:1") and session.commit(),
-    "claim": lambda session, ob: ob.idempotent(session, "retry-1", scope="ada", request=b"{}").__enter__(),
+    "claim": lambda session, ob: ob.idempotent(session, "retry-1", scope="ada", content=b"{}").__enter__(),
     "status": lambda session, ob: ob.status(session, "order:1"),
     "request_status": lambda session, ob: ob.request_status(session, uuid4(), scope="ada"),
     "cancel": lambda session, ob: ob.cancel(session, uuid4()),

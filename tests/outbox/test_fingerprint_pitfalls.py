@@ -269,12 +269,12 @@ def test_a_fingerprint_of_another_version_is_not_compared_but_replayed(database,
     first = client.request()
     database.execute(TABLES.record.update().values(fingerprint_version=version))
 
-    assert client.request(request=b"what an unknown algorithm cannot distinguish from the first") == first
+    assert client.request(content=b"what an unknown algorithm cannot distinguish from the first") == first
 
 
 def test_a_request_may_be_given_as_its_fingerprint(client):
-    first = client.request(request=of({"amount": 1, "at": 1}, leave_out=["/at"]))
+    first = client.request(content=of({"amount": 1, "at": 1}, leave_out=["/at"]))
 
-    assert client.request(request=of({"amount": 1, "at": 2}, leave_out=["/at"])) == first
+    assert client.request(content=of({"amount": 1, "at": 2}, leave_out=["/at"])) == first
     with pytest.raises(outbox.RequestMismatch):
-        client.request(request=of({"amount": 2, "at": 1}, leave_out=["/at"]))
+        client.request(content=of({"amount": 2, "at": 1}, leave_out=["/at"]))

@@ -39,7 +39,7 @@ def by_connection_without_transaction(database: Database, ob: outbox.Outbox) -> 
 
 
 def by_idempotent_request(database: Database, ob: outbox.Outbox) -> None:
-    with database.begin() as session, ob.idempotent(session, "key-00001", scope="ada", request=REQUEST) as claim:
+    with database.begin() as session, ob.idempotent(session, "key-00001", scope="ada", content=REQUEST) as claim:
         enqueue(session, ob)
         claim.respond(201, {})
 
@@ -50,7 +50,7 @@ def by_inbox(database: Database, ob: outbox.Outbox) -> None:
 
 
 def by_lease(database: Database, ob: outbox.Outbox) -> None:
-    leased = ob.leased(database.engine, "key-00001", scope="ada", request=REQUEST)
+    leased = ob.leased(database.engine, "key-00001", scope="ada", content=REQUEST)
     with leased as claim, database.begin() as session, claim.fence(session) as fence:
         enqueue(session, ob)
         fence.respond(201, {})

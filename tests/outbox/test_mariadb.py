@@ -133,7 +133,7 @@ def test_keys_that_differ_in_case_accents_or_spaces_at_the_end_are_others(mariad
 
 def test_an_answer_of_more_than_64_kib_is_stored_whole(mariadb: Database, ob: outbox.Outbox) -> None:
     body, headers = b"x" * 100_000, {"X-Long": "y" * 70_000}
-    with mariadb.begin() as session, ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+    with mariadb.begin() as session, ob.idempotent(session, "k", scope="a", content=REQUEST) as claim:
         claim.respond(201, body, headers=headers)
 
     (record,) = mariadb.records
@@ -301,9 +301,9 @@ def test_a_claim_whose_handler_swallows_a_deadlock_keeps_nothing(
 
     def run(session: Session) -> None:
         if owns_session:
-            ob.run_idempotent(session, "k", partial(handler, session), scope="a", request=REQUEST)
+            ob.run_idempotent(session, "k", partial(handler, session), scope="a", content=REQUEST)
             return
-        with ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+        with ob.idempotent(session, "k", scope="a", content=REQUEST) as claim:
             handler(session, claim)
         session.commit()
 
@@ -335,7 +335,7 @@ def test_a_missing_table_is_named_with_what_makes_it(mariadb: Database, ob: outb
         pytest.raises(SchemaError, match="the outbox's table 'outbox_key_lock' does not exist"),
         mariadb.begin() as session,
     ):
-        ob.idempotent(session, "k", scope="a", request=REQUEST).__enter__()
+        ob.idempotent(session, "k", scope="a", content=REQUEST).__enter__()
     with pytest.raises(SchemaError, match="lacks table outbox_key_lock"):
         migrations.check(mariadb.engine)
 

@@ -41,7 +41,7 @@ def test_a_request_and_its_effect_are_written_replayed_and_sent(
 
     def place_order() -> outbox.Response:
         with Session(engine) as session, session.begin():
-            with ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+            with ob.idempotent(session, "k", scope="a", content=REQUEST) as claim:
                 if not claim.replayed:
                     session.add(Order(customer="ada", amount=2000))
                     ob.enqueue(session, CHARGE, payload)

@@ -45,7 +45,7 @@ def test_a_key_used_with_another_request_is_a_mismatch(client, observations):
     client.request()
 
     with pytest.raises(outbox.RequestMismatch):
-        client.request(request={"amount": 1})
+        client.request(content={"amount": 1})
 
     assert observations[1:] == [observed("mismatch")]
 
@@ -90,7 +90,7 @@ def test_a_request_without_a_usable_key_claims_nothing(client, observations):
 def claimed_key(postgresql, ob, observations):
     """The key is locked by an open transaction, whose own claim is reported when it ends."""
     with Session(postgresql.engine) as session, session.begin():
-        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+        with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
             claim.respond(201)
         yield session
 
@@ -131,7 +131,7 @@ def test_a_writer_that_outlasts_the_wait_on_sqlite_is_in_flight(sqlite, observat
         writer.connection()
         engine = sqlite.new_engine(connect_args={"timeout": 0})
         with pytest.raises(outbox.KeyInFlight), Session(engine) as session, session.begin():
-            ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST).__enter__()
+            ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST).__enter__()
 
     assert observations == [observed("in_flight")]
 
@@ -141,7 +141,7 @@ def test_a_writer_that_outlasts_the_wait_on_sqlite_is_in_flight(sqlite, observat
 
 def test_it_is_reported_when_the_transaction_has_ended_without_locks(database, observations, ob):
     with database.session() as session:
-        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+        with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
             claim.respond(201)
         session.flush()
         before = list(observations)
@@ -157,7 +157,7 @@ def test_an_observer_finds_the_record_committed_and_the_key_free(database):
     def look(claim):
         with (
             database.begin() as session,
-            plain.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as inner,
+            plain.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as inner,
         ):
             found.append(inner.replayed)
 
@@ -165,7 +165,7 @@ def test_an_observer_finds_the_record_committed_and_the_key_free(database):
     watched = outbox.Outbox(KEYRING, env="test", observe=look)
     with (
         database.begin() as session,
-        watched.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim,
+        watched.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim,
     ):
         claim.respond(201)
 
@@ -175,7 +175,7 @@ def test_an_observer_finds_the_record_committed_and_the_key_free(database):
 def test_every_claim_of_a_transaction_is_reported_once(database, observations, ob):
     with database.begin() as session:
         for key in ("first-key", "second-key"):
-            with ob.idempotent(session, key, scope="acct_1", request=REQUEST) as claim, session.begin_nested():
+            with ob.idempotent(session, key, scope="acct_1", content=REQUEST) as claim, session.begin_nested():
                 claim.respond(201)
     with database.begin() as session:
         session.connection()
@@ -248,7 +248,7 @@ def test_a_cancelled_request_is_reported_when_its_session_is_closed(database, ob
     async def request():
         async with (
             database.async_session() as session,
-            ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST),
+            ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST),
         ):
             raise asyncio.CancelledError
 

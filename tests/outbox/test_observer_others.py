@@ -119,7 +119,7 @@ def test_a_key_leased_for_another_request_is_a_mismatch(shop, observations):
     shop.request()
 
     with pytest.raises(outbox.RequestMismatch):
-        shop.request(fail, request={"amount": 1})
+        shop.request(fail, content={"amount": 1})
 
     assert observations[1:] == [observed("mismatch")]
 
@@ -213,11 +213,11 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_reported(postgresql, ob
     with postgresql.begin() as first:
         with monkeypatch.context() as patch:
             at(patch, EDGE - SECOND)
-            claim = ob.idempotent(first, BODY, scope="acct_1", request=REQUEST)
+            claim = ob.idempotent(first, BODY, scope="acct_1", content=REQUEST)
             claim.__enter__().respond(201)
         at(monkeypatch, EDGE)
         with postgresql.session() as second, pytest.raises(outbox.KeyInFlight):
-            ob.idempotent(second, BODY, scope="acct_1", request=REQUEST, wait=MOMENT).__enter__()
+            ob.idempotent(second, BODY, scope="acct_1", content=REQUEST, wait=MOMENT).__enter__()
         claim.__exit__(None, None, None)
 
     assert outcomes(observations) == ["wait_timeout", "miss"]

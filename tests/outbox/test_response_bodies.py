@@ -115,7 +115,7 @@ def test_an_accepted_request_has_its_202_and_then_its_final_response(by_day: Dat
 
 def test_a_leased_claims_answer_is_replayed(by_day: Database, ob: outbox.Outbox) -> None:
     def request() -> outbox.Response:
-        with ob.leased(by_day.engine, "retry-001", scope="acct_1", request=REQUEST) as claim:
+        with ob.leased(by_day.engine, "retry-001", scope="acct_1", content=REQUEST) as claim:
             if not claim.replayed:
                 claim.respond(201, {"order": 1})
         return claim.require_response()
@@ -128,7 +128,7 @@ def test_what_refuses_a_retry_refuses_it_in_this_layout_too(shop: Client, by_day
     shop.request()
 
     with pytest.raises(RequestMismatch):
-        shop.request(request={"amount": 1})
+        shop.request(content={"amount": 1})
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -142,12 +142,12 @@ def test_a_request_answered_after_the_snapshot_is_reported_at_any_level(
         first = shop.request()
 
         if level == "READ COMMITTED":
-            with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+            with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
                 assert claim.response == first
         else:
             with (
                 pytest.raises(KeyInFlight, match="answered after this transaction's snapshot"),
-                ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST),
+                ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST),
             ):
                 pass
 
@@ -159,7 +159,7 @@ def test_an_app_of_the_release_before_writes_answers_that_this_one_replays(by_da
     shop = Client(by_day, ob, is_async=False)
     first = shop.request()
     kept = [column.name for column in TABLES.record.c if column.name not in ("id", "parent", "body", "body_day")]
-    id = ob.idempotent(Session(by_day.engine), "older", scope="acct_1", request=REQUEST)._key.id  # type: ignore[union-attr]
+    id = ob.idempotent(Session(by_day.engine), "older", scope="acct_1", content=REQUEST)._key.id  # type: ignore[union-attr]
     by_day.execute(
         sa.text(
             f"INSERT INTO outbox_record (id, parent, body, {', '.join(kept)})"
@@ -251,7 +251,7 @@ def test_a_replay_is_one_statement_and_touches_only_its_days_partition(by_day: D
 
     with by_day.session() as session, statements_of(by_day.engine) as statements:
         for _ in range(7):
-            with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+            with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
                 assert claim.replayed
         asked = len(statements)
         locks = "SELECT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid() AND relation IS NOT NULL"

@@ -186,7 +186,7 @@ def test_odd_names_are_quoted_everywhere(blank_postgresql: Blank) -> None:
     engine = sa.create_engine(blank_postgresql.url)
     for _ in range(2):
         with Session(engine) as session, session.begin():
-            with ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+            with ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
                 if not claim.replayed:
                     claim.respond(201, {"order": 1})
             assert claim.require_response().json() == {"order": 1}
@@ -208,7 +208,7 @@ def test_a_downgrade_leaves_nothing_of_the_bodies(blank_postgresql: Blank, ob: o
     migrations.upgrade(blank_postgresql.url)
     database = opened(blank_postgresql)
     switch_on(database)
-    with database.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+    with database.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
         claim.respond(201, {"order": 1})
 
     database.dispose()

@@ -212,7 +212,7 @@ def test_a_request_without_the_tables_learns_how_they_are_made(
             elsewhere.enqueue(session, "crm.upsert", {}, parent="order:1")
 
     def claim() -> None:
-        with database.begin() as session, elsewhere.idempotent(session, "retry-1", scope="ada", request=b""):
+        with database.begin() as session, elsewhere.idempotent(session, "retry-1", scope="ada", content=b""):
             pass
 
     with pytest.raises(outbox.SchemaError) as caught:

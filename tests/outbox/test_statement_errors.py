@@ -59,7 +59,7 @@ def until_it_waits(database: Database, is_over: Callable[[], bool] = lambda: Fal
 
 
 def claim(session: Session, ob: outbox.Outbox) -> None:
-    with ob.idempotent(session, "retry-1", scope="ada", request=b"{}"):
+    with ob.idempotent(session, "retry-1", scope="ada", content=b"{}"):
         pass
 
 

@@ -28,7 +28,7 @@ def test_every_sign_that_a_name_may_hold_works_everywhere(blank_postgresql: Blan
     migrations.partition(engine, **names)
     migrations.check(engine, **names)
     with Session(engine) as session, session.begin():
-        with ob.idempotent(session, "retry-1", scope="acct_1", request={}) as claim:
+        with ob.idempotent(session, "retry-1", scope="acct_1", content={}) as claim:
             ob.enqueue(session, "crm.upsert", {}, ordering_key="ada")
             claim.respond(200)
         cancelled = ob.enqueue(session, "crm.upsert", {}, parent="order:2")

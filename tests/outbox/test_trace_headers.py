@@ -83,7 +83,7 @@ def test_entries_of_one_transaction_keep_each_its_own_context(database):
 def test_entries_of_a_request_store_the_context_too(database):
     ob = tracing(lambda entry: {"traceparent": PARENT})
 
-    with database.begin() as session, ob.idempotent(session, "k", scope="ada", request=REQUEST) as claim:
+    with database.begin() as session, ob.idempotent(session, "k", scope="ada", content=REQUEST) as claim:
         ob.enqueue(session, "crm.upsert", {})
         claim.respond(201, {})
 

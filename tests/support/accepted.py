@@ -38,7 +38,7 @@ class Checkout:
     def accept(self, *operations: str, key: Any = "retry-001", **settings: Any) -> outbox.Response:
         """Send the request, which enqueues `operations` once; returns its answer, new or replayed."""
         with self.database.begin() as session:
-            block = self.ob.idempotent(session, key, scope="acct_1", request={"cart": 1}, **settings)
+            block = self.ob.idempotent(session, key, scope="acct_1", content={"cart": 1}, **settings)
             with block as claim:
                 if not claim.replayed:
                     for operation in operations or (CHARGE,):

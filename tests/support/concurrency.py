@@ -63,7 +63,7 @@ class RacingShop:
 
     def request(
         self,
-        request: object = REQUEST,
+        content: object = REQUEST,
         *,
         before: Callable[[Session], object] = lambda session: None,
         **settings: Any,
@@ -73,14 +73,14 @@ class RacingShop:
         async def run() -> outbox.Response:
             async with self._async_session() as session, session.begin():
                 await session.run_sync(before)
-                async with self.claim(session, request, **settings) as claim:
+                async with self.claim(session, content, **settings) as claim:
                     return await session.run_sync(self._handle, claim)
 
         if self.is_async:
             return asyncio.run(run())
         with Session(self.engine) as session, session.begin():
             before(session)
-            with self.claim(session, request, **settings) as claim:
+            with self.claim(session, content, **settings) as claim:
                 return self._handle(session, claim)
 
     def unit(self, work: Callable[[Session], Result]) -> Result:
@@ -95,8 +95,8 @@ class RacingShop:
         with Session(self.engine) as session, session.begin():
             return work(session)
 
-    def claim(self, session: Any, request: object = REQUEST, **settings: Any) -> IdempotentBlock:
-        return self.ob.idempotent(session, "retry-001", scope="acct_1", request=request, **settings)
+    def claim(self, session: Any, content: object = REQUEST, **settings: Any) -> IdempotentBlock:
+        return self.ob.idempotent(session, "retry-001", scope="acct_1", content=content, **settings)
 
     def wait_until_others_wait(self, count: int) -> None:
         """Return once so many connections to this database wait for a lock."""

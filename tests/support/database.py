@@ -338,7 +338,7 @@ class Client:
         claim.respond(201, {"order": "placed"})
 
     def _block(self, session: Any, changed: Mapping[str, Any]) -> IdempotentBlock:
-        arguments = {"key": "retry-001", "scope": "acct_1", "request": REQUEST} | changed
+        arguments = {"key": "retry-001", "scope": "acct_1", "content": REQUEST} | changed
         return self._ob.idempotent(session, **arguments)
 
 

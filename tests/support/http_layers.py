@@ -218,7 +218,7 @@ def answers_of(app: App, shop: Shop) -> list[tuple[int, dict[str, str], bytes]]:
             found = [await client.post("/v1/orders", headers=headers, content=body) for headers, body in requests]
             with (
                 shop.database.begin() as session,
-                shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim,
+                shop.ob.idempotent(session, "held", scope="ada", content=b"") as claim,
             ):
                 found.append(await client.post("/v1/orders", headers=HEADERS | {"Idempotency-Key": "held"}))
                 claim.respond(204)

@@ -27,7 +27,7 @@ class Shop:
         self.is_async = is_async
 
     def block(self, source: Any, **changed: Any) -> LeasedBlock:
-        arguments = {"key": KEY, "scope": "acct_1", "request": REQUEST} | changed
+        arguments = {"key": KEY, "scope": "acct_1", "content": REQUEST} | changed
         return self.ob.leased(source, **arguments)
 
     def request(

@@ -73,7 +73,7 @@ def request(
 ) -> list[UUID]:
     """Answer a request that asks for the operations; the ids of its entries. Raises what refuses it."""
     with database.begin() as session:
-        with ob.idempotent(session, key, scope="acct_1", request={"amount": 1}, **settings) as claim:
+        with ob.idempotent(session, key, scope="acct_1", content={"amount": 1}, **settings) as claim:
             ids = [ob.enqueue(session, operation, {"amount": 1}).id for operation in operations]
             claim.respond(201)
         return ids

@@ -176,7 +176,7 @@ class History:
         """A request's claim around the script, answered, rejected, or given up for an error that the caller survives."""
         key = f"record {next(_numbers)}"
         try:
-            with self.ob.idempotent(session, self.prefix + key, scope="ada", request=REQUEST) as claim:
+            with self.ob.idempotent(session, self.prefix + key, scope="ada", content=REQUEST) as claim:
                 self.frames.append(set())
                 self.run(session, script)
                 if end == "respond":

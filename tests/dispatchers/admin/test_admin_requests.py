@@ -17,7 +17,7 @@ from outbox.times import MAX_SPAN
 
 
 def answer(database: Database, ob: outbox.Outbox, key: str, *, scope: str = "acct_1", status: int = 201) -> UUID:
-    with database.begin() as session, ob.idempotent(session, key, scope=scope, request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, key, scope=scope, content={}) as claim:
         ob.enqueue(session, "crm.x", {})
         claim.respond(status)
     return claim.id

@@ -144,7 +144,7 @@ def test_the_callback_of_the_operation_runs_for_the_new_entry(database: Database
 
 
 def test_the_new_entry_belongs_to_the_same_request(database: Database, ob: outbox.Outbox) -> None:
-    with database.begin() as session, ob.idempotent(session, "key-1", scope="acct_1", request=REQUEST) as claim:
+    with database.begin() as session, ob.idempotent(session, "key-1", scope="acct_1", content=REQUEST) as claim:
         id = ob.enqueue(session, "crm.upsert", {}).id
         claim.respond(201)
     run_once(database, ob, adapters=REJECTING)

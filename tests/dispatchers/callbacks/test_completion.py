@@ -64,7 +64,7 @@ def test_a_request_waits_for_the_entries_of_another_outbox(database: Database, o
     checkout = Checkout(database, ob)
     checkout.on_completed()
     other = outbox.Outbox(ob.configuration.keyring, env="test", max_payload_bytes=limit)
-    with database.begin() as session, ob.idempotent(session, "k", scope="a", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "k", scope="a", content={}) as claim:
         ob.enqueue(session, CHARGE, {})
         other.enqueue(session, "mail.receipt", {}, parent="invoice:42")
         claim.accept("checkout", headers={"Location": "/1"})
@@ -140,7 +140,7 @@ def test_entries_under_other_parents_are_waited_for(checkout: Checkout) -> None:
     checkout.on_completed()
     with (
         checkout.database.begin() as session,
-        checkout.ob.idempotent(session, "k", scope="acct_1", request={}) as claim,
+        checkout.ob.idempotent(session, "k", scope="acct_1", content={}) as claim,
     ):
         checkout.ob.enqueue(session, CHARGE, {}, parent="invoice:42")
         checkout.ob.enqueue(session, "mail.receipt", {})
@@ -274,7 +274,7 @@ def test_an_async_completion_needs_an_async_engine(database: Database, ob: outbo
 def test_entries_of_requests_answered_at_once_settle_in_the_batch(database: Database, ob: outbox.Outbox) -> None:
     checkout = Checkout(database, ob)
     checkout.on_completed()
-    with database.begin() as session, ob.idempotent(session, "k", scope="acct_1", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "k", scope="acct_1", content={}) as claim:
         first = ob.enqueue(session, CHARGE, {}).id
         claim.respond(201)
     second = put_one(database, ob, "crm.upsert")

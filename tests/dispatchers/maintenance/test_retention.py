@@ -187,7 +187,7 @@ def test_a_record_with_an_unsettled_entry_is_never_deleted_nor_its_entries(
 
 
 def test_a_records_entries_under_other_parents_count_as_its_own(database: Database, ob: outbox.Outbox) -> None:
-    with database.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", content={}) as claim:
         ob.enqueue(session, "crm.upsert", {}, parent="invoice:42")
         claim.respond(201)
     elapse(database, RECORD_RETENTION + A_MOMENT)

@@ -171,7 +171,7 @@ def test_a_maintenance_run_passes_over_a_record_whose_key_is_being_claimed(
 
     with (
         postgresql.begin() as session,
-        ob.idempotent(session, "retry-001", scope="acct_1", request={"amount": 1}) as claimed,
+        ob.idempotent(session, "retry-001", scope="acct_1", content={"amount": 1}) as claimed,
     ):
         assert not clean(postgresql.new_engine())
         ob.enqueue(session, "crm.upsert", {})

@@ -39,7 +39,7 @@ async def engine_of(database: Database) -> AsyncIterator[AsyncEngine]:
 def test_an_app_enqueues_claims_replays_reads_and_cancels(postgresql: Database, ob: outbox.Outbox) -> None:
     async def request(engine: AsyncEngine, **changed: Any) -> outbox.Response:
         async with AsyncSession(engine) as session, session.begin():
-            given = {"key": "retry-001", "scope": "acct_1", "request": REQUEST} | changed
+            given = {"key": "retry-001", "scope": "acct_1", "content": REQUEST} | changed
             async with ob.idempotent(session, **given) as claim:
                 if not claim.replayed:
                     session.add(Order(customer="ada", amount=2000))
@@ -60,7 +60,7 @@ def test_an_app_enqueues_claims_replays_reads_and_cancels(postgresql: Database, 
             answers = [await request(engine), await request(engine)]
             assert answers[0] == answers[1]
             with pytest.raises(RequestMismatch):
-                await request(engine, request={"amount": 1})
+                await request(engine, content={"amount": 1})
             async with AsyncSession(engine) as session, session.begin():
                 entries = await ob.status(session, parent)
                 assert [entry.state for entry in entries] == ["pending"] * 3
@@ -75,15 +75,15 @@ def test_an_app_enqueues_claims_replays_reads_and_cancels(postgresql: Database, 
 def test_two_requests_of_one_key_at_once_and_a_leased_claim(postgresql: Database, ob: outbox.Outbox) -> None:
     async def main() -> None:
         async with engine_of(postgresql) as engine, AsyncSession(engine) as first, AsyncSession(engine) as second:
-            async with first.begin(), ob.idempotent(first, "retry-1", scope="a", request=b"") as claim:
+            async with first.begin(), ob.idempotent(first, "retry-1", scope="a", content=b"") as claim:
                 with pytest.raises(KeyInFlight):
-                    async with ob.idempotent(second, "retry-1", scope="a", request=b""):
+                    async with ob.idempotent(second, "retry-1", scope="a", content=b""):
                         pass
                 claim.respond(200, {})
-            async with ob.leased(engine, "retry-2", scope="a", request=b"", lease=timedelta(seconds=30)) as leased:
+            async with ob.leased(engine, "retry-2", scope="a", content=b"", lease=timedelta(seconds=30)) as leased:
                 await leased.renew()
                 await leased.respond(201, {"leased": True})
-            async with ob.leased(engine, "retry-2", scope="a", request=b"") as again:
+            async with ob.leased(engine, "retry-2", scope="a", content=b"") as again:
                 assert (again.replayed, again.response.status) == (True, 201)
 
     asyncio.run(main())

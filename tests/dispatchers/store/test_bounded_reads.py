@@ -87,7 +87,7 @@ class Paths:
     @contextmanager
     def request(self, suffix: str) -> Iterator[tuple[Session, outbox.Claim]]:
         with Session(self.engine) as session, session.begin():
-            block = self.ob.idempotent(session, f"{self.name} {suffix}", scope="acct_1", request=REQUEST)
+            block = self.ob.idempotent(session, f"{self.name} {suffix}", scope="acct_1", content=REQUEST)
             with block as claim:
                 yield session, claim
 
@@ -104,7 +104,7 @@ class Paths:
             claim.accept("checkout", headers={"Location": "/requests/1"})
 
     def lease(self) -> None:
-        with self.ob.leased(self.engine, f"{self.name} leased", scope="acct_1", request=REQUEST) as claim:
+        with self.ob.leased(self.engine, f"{self.name} leased", scope="acct_1", content=REQUEST) as claim:
             claim.respond(201)
 
     def consume(self) -> None:

@@ -58,14 +58,14 @@ def test_no_statement_needs_what_the_engines_lack(portable: Database, ob: outbox
         migrations.upgrade(portable.url, prefix="second_")
         migrations.downgrade(portable.url, prefix="second_")
         with portable.begin() as session:
-            with ob.idempotent(session, "retry-1", scope="ada", request=REQUEST) as request:
+            with ob.idempotent(session, "retry-1", scope="ada", content=REQUEST) as request:
                 ob.enqueue(session, "crm.upsert", {}, ordering_key="ada")
                 ob.enqueue(session, "crm.upsert", {"n": 2}, discriminator="2", ordering_key="ada")
                 request.respond(201)
             cancelled = ob.enqueue(session, "crm.upsert", {}, parent="order:2")
         with portable.begin() as session:
             assert ob.cancel(session, cancelled.id)
-        with ob.leased(portable.engine, "retry-2", scope="ada", request=REQUEST) as lease:
+        with ob.leased(portable.engine, "retry-2", scope="ada", content=REQUEST) as lease:
             lease.respond(201)
         run_once(portable, ob, adapters={"crm": adapter}, include=[effects])
         elapse(portable, timedelta(days=90))

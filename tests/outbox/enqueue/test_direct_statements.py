@@ -151,7 +151,7 @@ def test_an_engine_chooses_between_the_short_way_and_plain_core(
         with (
             Session(engine) as session,
             session.begin(),
-            ob.idempotent(session, "invoice:42", scope="a", request={"b": 1}) as claim,
+            ob.idempotent(session, "invoice:42", scope="a", content={"b": 1}) as claim,
         ):
             answers.append(claim.replayed)
             if not claim.replayed:

@@ -187,7 +187,7 @@ def test_entries_of_one_parent_share_its_id_and_others_have_another(database, ob
 
 
 def test_an_entry_inside_a_claim_takes_its_parent_and_names_its_record(database, ob):
-    with database.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", content={}) as claim:
         ob.enqueue(session, CHARGE, PAYLOAD)
         ob.enqueue(session, "email.send", {}, parent="invoice:42")
         claim.respond(201)

@@ -171,7 +171,7 @@ def test_an_entry_outlives_what_the_app_does_to_session_info(database, ob):
 
 def test_clearing_session_info_does_not_let_a_claim_commit_halfway(database, ob):
     def commit_halfway(session):
-        with ob.idempotent(session, "retry-1", scope="ada", request=b""):
+        with ob.idempotent(session, "retry-1", scope="ada", content=b""):
             session.add(Order(customer="ada", amount=2000))
             session.info.clear()
             session.commit()

@@ -166,7 +166,7 @@ def test_a_transaction_claims_a_bounded_number_of_keys(
     monkeypatch.setattr(records, "BUDGET", LockBudget(3))
 
     def claim(session: Session, number: int) -> None:
-        with ob.idempotent(session, f"retry-{number}", scope="ada", request=b"{}") as claimed:
+        with ob.idempotent(session, f"retry-{number}", scope="ada", content=b"{}") as claimed:
             if not claimed.replayed:
                 claimed.respond(200)
 

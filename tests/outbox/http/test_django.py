@@ -224,7 +224,7 @@ def test_a_hint_is_sent_when_django_has_committed(shop: Database, ob: outbox.Out
 def test_a_claim_that_is_open_at_the_end_keeps_all_from_being_committed(shop: Database, ob: outbox.Outbox) -> None:
     def leave_it_open() -> None:
         with transaction.atomic(), joined_session() as session:
-            ob.idempotent(session, "retry-001", scope="ada", request=b"").__enter__()
+            ob.idempotent(session, "retry-001", scope="ada", content=b"").__enter__()
             place()
 
     with pytest.raises(outbox.ClaimLost) as lost:  # the session's close takes the savepoint of the claim away

@@ -214,7 +214,7 @@ class TestConflict:
         ]
         shop.database.age_records(timedelta(days=2))
         answers.append(caller.post())
-        with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim:
+        with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", content=b"") as claim:
             answers.append(caller.post(key="held"))
             claim.respond(201)
 
@@ -356,7 +356,7 @@ class TestWaiting:
     @pytest.mark.parametrize("shop", [60 * SECOND], indirect=True)
     @pytest.mark.parametrize("framework", ["starlette", "flask", "django"], indirect=True)
     def test_a_statement_timeout_within_the_wait_is_a_conflict(self, hurried: None, caller: Caller, shop: Shop) -> None:
-        with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim:
+        with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", content=b"") as claim:
             answer = caller.post(key="held")
             claim.respond(201)
 

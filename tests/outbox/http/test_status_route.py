@@ -170,7 +170,7 @@ def recorded(checkout: Checkout, *, source: str, scope: str = "acct_1") -> UUID:
     """The id of a request of this source that was answered."""
     with (
         checkout.database.begin() as session,
-        checkout.ob.idempotent(session, "evt_1", scope=scope, source=source, request={}) as claim,
+        checkout.ob.idempotent(session, "evt_1", scope=scope, source=source, content={}) as claim,
     ):
         claim.respond(201, {"secret": 1})
     return claim.id

@@ -145,7 +145,7 @@ def test_a_caller_who_survives_an_exception_and_commits_keeps_nothing(
     database: Database, ob: outbox.Outbox, do: Callable[[Session, outbox.Outbox], None]
 ) -> None:
     with database.session() as session:
-        block = ob.idempotent(session, "retry-001", scope="acct_1", request=BODY)
+        block = ob.idempotent(session, "retry-001", scope="acct_1", content=BODY)
         block.savepoint_of = request_savepoint
         with suppress(Boom), block:
             do(session, ob)

@@ -176,7 +176,7 @@ def test_a_request_waits_on_a_connection_of_every_pool(
     postgresql: Database, ob: outbox.Outbox, pool: type[Pool]
 ) -> None:
     policy = Policy(outbox=ob, wait=timedelta(milliseconds=1))
-    with postgresql.begin() as session, ob.idempotent(session, "retry-001", scope="ada", request=b"") as claim:
+    with postgresql.begin() as session, ob.idempotent(session, "retry-001", scope="ada", content=b"") as claim:
         with Session(postgresql.new_engine(poolclass=pool)) as other, pytest.raises(outbox.KeyInFlight):
             RequestTransaction(other, policy, "retry-001", "ada", b"")
         claim.respond(201)

@@ -72,7 +72,7 @@ def test_another_consumer_message_or_scope_is_another_message(consumer, database
 def test_an_http_request_of_the_same_key_and_scope_is_no_duplicate(consumer, database, ob):
     consumer.consume()
 
-    with database.begin() as session, ob.idempotent(session, "evt_1", scope="shop", request=b"") as claim:
+    with database.begin() as session, ob.idempotent(session, "evt_1", scope="shop", content=b"") as claim:
         assert not claim.replayed
         claim.respond(200)
 
@@ -292,7 +292,7 @@ def test_a_message_inside_a_request_is_refused(database, ob):
         pytest.raises(
             outbox.ClaimOpen, match=r"this session already has an open outbox\.idempotent or outbox\.inbox block"
         ),
-        ob.idempotent(session, "retry-001", scope="acct_1", request=b""),
+        ob.idempotent(session, "retry-001", scope="acct_1", content=b""),
         ob.inbox(session, consumer="billing", message_id="evt_1", scope="shop"),
     ):
         pytest.fail("it was not refused")

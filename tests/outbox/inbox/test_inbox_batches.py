@@ -90,7 +90,7 @@ def uses(ob: outbox.Outbox) -> list[Action]:
         lambda session: (session.add(Order(customer="ada", amount=1)), session.flush()),
         lambda session: ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42"),
         lambda session: ob.inbox(session, consumer="billing", message_id="evt_2", scope="shop").__enter__(),
-        lambda session: ob.idempotent(session, "retry-001", scope="acct_1", request=b"").__enter__(),
+        lambda session: ob.idempotent(session, "retry-001", scope="acct_1", content=b"").__enter__(),
         lambda session: session.commit(),
     ]
 

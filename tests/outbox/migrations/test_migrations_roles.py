@@ -93,7 +93,7 @@ def test_no_role_moves_a_row_to_another_id(as_role: As, owners: Database, ob: ou
 
 def test_maintenance_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
     app, maintenance = as_role("app"), as_role("maintenance")
-    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
         ob.enqueue(session, "crm.upsert", PAYLOAD)
         claim.respond(201)
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})

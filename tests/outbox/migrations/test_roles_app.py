@@ -38,7 +38,7 @@ def test_the_app_claims_a_request_replays_it_and_frees_an_expired_key(
     app = as_role("app")
 
     def request() -> bool:
-        with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
             if not claim.replayed:
                 claim.respond(201, {"order": "placed"})
             return claim.replayed
@@ -180,7 +180,7 @@ def test_the_owner_restores_the_queue_from_a_backup(owners: Database, as_role: A
 
 def test_the_app_changes_no_answer_and_deletes_no_current_record(as_role: As, ob: outbox.Outbox) -> None:
     app = as_role("app")
-    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
         claim.respond(201, {"order": "placed"})
     (before,) = app.records
 
@@ -198,7 +198,7 @@ def test_the_app_deletes_no_expired_record_whose_entries_remain(
 ) -> None:
     app = as_role("app")
     for number in (1, 2):
-        with app.begin() as session, ob.idempotent(session, f"retry-{number}", scope="a", request=REQUEST) as claim:
+        with app.begin() as session, ob.idempotent(session, f"retry-{number}", scope="a", content=REQUEST) as claim:
             if number == 1:
                 ob.enqueue(session, "crm.upsert", PAYLOAD)
             claim.respond(201)
@@ -213,7 +213,7 @@ def test_the_app_deletes_no_expired_record_whose_entries_remain(
 def test_who_is_app_and_dispatcher_in_one_may_do_what_both_may(
     as_role: As, owners: Database, names: dict[str, str], ob: outbox.Outbox
 ) -> None:
-    with as_role("app").begin() as session, ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+    with as_role("app").begin() as session, ob.idempotent(session, "k", scope="a", content=REQUEST) as claim:
         claim.respond(201)
     with owners.begin() as session:
         session.execute(sa.text(f"GRANT {quoted(names['dispatcher'])} TO {quoted(names['app'])}"))

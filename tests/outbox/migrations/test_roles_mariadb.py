@@ -81,7 +81,7 @@ def test_an_app_and_a_dispatcher_need_no_other_rights(as_role: As, ob: outbox.Ou
     with app.begin() as session:
         assert ob.cancel(session, ids[0])
     for _ in range(2):
-        with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
             if not claim.replayed:
                 claim.respond(201, {"order": "placed"})
 
@@ -151,7 +151,7 @@ def test_the_server_refuses_what_a_role_need_not_do(as_role: As, kind: str) -> N
 
 def test_maintenance_runs_the_retention_with_its_role(as_role: As, mariadb: Database, ob: outbox.Outbox) -> None:
     app = as_role("app")
-    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
         ob.enqueue(session, "crm.upsert", PAYLOAD)
         claim.respond(201)
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})

@@ -61,7 +61,7 @@ def test_accept_commits_an_open_record_with_the_entries_and_answers_202(
 def test_the_status_url_is_made_of_the_configured_one_and_the_claims_id(
     database: Database, ob_with_url: outbox.Outbox
 ) -> None:
-    with database.begin() as session, ob_with_url.idempotent(session, "k", scope="a", request={}) as claim:
+    with database.begin() as session, ob_with_url.idempotent(session, "k", scope="a", content={}) as claim:
         ob_with_url.enqueue(session, CHARGE, {})
         response = claim.accept("checkout")
 
@@ -93,7 +93,7 @@ def test_a_retry_with_another_payload_is_refused_while_the_request_is_open(clien
     client.request(accepting(ob))
 
     with pytest.raises(outbox.RequestMismatch):
-        client.request(accepting(ob), request={"amount": 1})
+        client.request(accepting(ob), content={"amount": 1})
 
 
 def test_an_open_requests_key_does_not_expire(client: Client, database: Database, ob: outbox.Outbox) -> None:
@@ -225,7 +225,7 @@ def test_the_status_of_a_request_of_another_deployment_is_not_shown(checkout: Ch
 
 
 def test_effects_under_other_parents_are_shown_as_the_requests_own(database: Database, ob: outbox.Outbox) -> None:
-    with database.begin() as session, ob.idempotent(session, "k", scope="a", request={}) as claim:
+    with database.begin() as session, ob.idempotent(session, "k", scope="a", content={}) as claim:
         ob.enqueue(session, CHARGE, {}, parent="invoice:42")
         ob.enqueue(session, "mail.receipt", {})
         claim.accept("checkout", headers={"Location": "/1"})

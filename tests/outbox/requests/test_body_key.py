@@ -140,16 +140,16 @@ def test_after_the_window_an_equal_body_meets_its_successor_not_the_first(client
 
 def test_another_body_scope_or_endpoint_is_another_request(client, database):
     client.request(key=BODY)
-    client.request(key=BODY, request={"customer": "ada", "amount": 2001})
+    client.request(key=BODY, content={"customer": "ada", "amount": 2001})
     client.request(key=BODY, scope="acct_2")
-    client.request(key=BODY, request=Fingerprint.json(REQUEST, route="/refunds"))
+    client.request(key=BODY, content=Fingerprint.json(REQUEST, route="/refunds"))
 
     assert len(database.records) == 4
 
 
 def test_a_body_that_is_being_processed_is_in_flight_also_across_the_edge(postgresql, ob, monkeypatch):
     def claimed(session):
-        return ob.idempotent(session, BODY, scope="acct_1", request=REQUEST)
+        return ob.idempotent(session, BODY, scope="acct_1", content=REQUEST)
 
     with postgresql.begin() as first, postgresql.begin() as second:
         with monkeypatch.context() as patch:
@@ -172,13 +172,13 @@ def test_what_was_answered_across_the_edge_since_the_snapshot_is_in_flight(postg
         )  # from here on it sees nothing that is committed later
         with monkeypatch.context() as patch, postgresql.begin() as session:
             at(patch, EDGE - SECOND)
-            with ob.idempotent(session, BODY, scope="acct_1", request=REQUEST) as claim:
+            with ob.idempotent(session, BODY, scope="acct_1", content=REQUEST) as claim:
                 claim.respond(201)
 
         with monkeypatch.context() as patch:
             at(patch, EDGE)
             with pytest.raises(outbox.KeyInFlight, match="answered after this"):
-                ob.idempotent(late, BODY, scope="acct_1", request=REQUEST).__enter__()
+                ob.idempotent(late, BODY, scope="acct_1", content=REQUEST).__enter__()
 
 
 def test_who_waits_across_the_edge_gets_the_first_ones_answer(postgresql, ob, monkeypatch):
@@ -186,7 +186,7 @@ def test_who_waits_across_the_edge_gets_the_first_ones_answer(postgresql, ob, mo
 
     def ask_again():
         with postgresql.begin() as session:
-            block = ob.idempotent(session, BODY, scope="acct_1", request=REQUEST, wait=timedelta(seconds=5))
+            block = ob.idempotent(session, BODY, scope="acct_1", content=REQUEST, wait=timedelta(seconds=5))
             with block as claim:
                 answers.append(claim.response)
 
@@ -194,7 +194,7 @@ def test_who_waits_across_the_edge_gets_the_first_ones_answer(postgresql, ob, mo
     with postgresql.begin() as session:
         with monkeypatch.context() as patch:
             at(patch, EDGE - SECOND)
-            block = ob.idempotent(session, BODY, scope="acct_1", request=REQUEST)
+            block = ob.idempotent(session, BODY, scope="acct_1", content=REQUEST)
             claim = block.__enter__()
         monkeypatch.setattr(BodyRequest, "keys", at_edge(BodyRequest.keys))
         thread.start()
@@ -244,13 +244,13 @@ def test_two_equal_requests_within_the_window_meet_whatever_stalls(postgresql, o
 
     def ask(name, leased):
         if leased:
-            with ob.leased(postgresql.engine, BODY, scope="acct_1", request=request) as claim:
+            with ob.leased(postgresql.engine, BODY, scope="acct_1", content=request) as claim:
                 if not claim.replayed:
                     executed.append(name)
                     claim.respond(201)
             return
         with postgresql.begin() as session:
-            block = ob.idempotent(session, BODY, scope="acct_1", request=request, wait=timedelta(seconds=5))
+            block = ob.idempotent(session, BODY, scope="acct_1", content=request, wait=timedelta(seconds=5))
             with block as claim:
                 if not claim.replayed:
                     executed.append(name)
@@ -276,7 +276,7 @@ def wait_for_a_lock(postgresql):
 def test_a_rotation_within_the_window_changes_nothing(database, ob):
     rotated = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32)), "k2": bytes(32)}, current="k2"), env="test")
     for each in (ob, rotated):
-        with database.begin() as session, each.idempotent(session, BODY, scope="acct_1", request=REQUEST) as claim:
+        with database.begin() as session, each.idempotent(session, BODY, scope="acct_1", content=REQUEST) as claim:
             if not claim.replayed:
                 each.enqueue(session, CHARGE, PAYLOAD)
                 claim.respond(201)

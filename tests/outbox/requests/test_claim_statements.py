@@ -15,7 +15,7 @@ PLACED = {"order": 1}
 
 
 def place(database: Database, ob: outbox.Outbox, key: str, *operations: str, **entry: str) -> None:
-    with database.begin() as session, ob.idempotent(session, key, scope="acct_1", request=REQUEST) as claim:
+    with database.begin() as session, ob.idempotent(session, key, scope="acct_1", content=REQUEST) as claim:
         session.add(Order(customer="ada", amount=2000))
         for operation in operations:
             ob.enqueue(session, operation, PAYLOAD, **entry)
@@ -48,7 +48,7 @@ def test_a_claim_whose_handler_and_listeners_enqueue_is_answered_once(
         target = Order if moment == "after_insert" else session
         sa.event.listen(target, moment, enqueue)
         try:
-            with ob.idempotent(session, "invoice:42", scope="acct_1", request=REQUEST) as claim:
+            with ob.idempotent(session, "invoice:42", scope="acct_1", content=REQUEST) as claim:
                 session.add(Order(customer="ada", amount=2000))
                 ob.enqueue(session, CHARGE, PAYLOAD)
                 claim.respond(201, PLACED)
@@ -84,7 +84,7 @@ def test_a_record_that_another_has_written_meanwhile_stops_the_commit(postgresql
     def meet_another() -> None:
         with (
             postgresql.begin() as session,
-            ob.idempotent(session, "invoice:42", scope="acct_1", request=REQUEST) as claim,
+            ob.idempotent(session, "invoice:42", scope="acct_1", content=REQUEST) as claim,
         ):
             postgresql.execute(sa.insert(TABLES.record).values({**first._mapping, "id": claim.id}))
             ob.enqueue(session, CHARGE, PAYLOAD)

@@ -75,17 +75,17 @@ def test_headers_are_replayed_in_order_and_the_apps_content_type_wins(client):
 
 
 def test_members_in_another_order_are_the_same_request(client):
-    client.request(respond(201), request={"a": 1, "b": [2, 3.0]})
+    client.request(respond(201), content={"a": 1, "b": [2, 3.0]})
 
-    assert client.request(request={"b": [2.0, 3], "a": 1}).status == 201
+    assert client.request(content={"b": [2.0, 3], "a": 1}).status == 201
 
 
 def test_a_raw_body_is_compared_byte_by_byte(client):
-    client.request(respond(201), request=b'{"a": 1}')
+    client.request(respond(201), content=b'{"a": 1}')
 
-    assert client.request(request=b'{"a": 1}').status == 201
+    assert client.request(content=b'{"a": 1}').status == 201
     with pytest.raises(outbox.RequestMismatch):
-        client.request(request=b'{"a":1}')
+        client.request(content=b'{"a":1}')
 
 
 def test_the_record_row_holds_the_request_and_its_answer(client, database):
@@ -139,7 +139,7 @@ def test_the_same_key_in_another_environment_is_another_request(client, database
 
     with (
         database.begin() as session,
-        staging.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim,
+        staging.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim,
     ):
         claim.respond(201)
 
@@ -187,7 +187,7 @@ def test_reject_leaves_what_the_caller_did_before_the_block(database, ob):
     with database.begin() as session:
         session.add(Order(customer="before", amount=1))
         ob.enqueue(session, CHARGE, PAYLOAD, parent="before")
-        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+        with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
             session.add(Order(customer="inside", amount=1))
             ob.enqueue(session, CHARGE, PAYLOAD)
             claim.reject(402)
@@ -228,7 +228,7 @@ def test_another_request_under_a_used_key_is_refused(client, database):
     client.request()
 
     with pytest.raises(outbox.RequestMismatch) as caught:
-        client.request(request=REQUEST | {"amount": 2001})
+        client.request(content=REQUEST | {"amount": 2001})
 
     assert caught.value.status == 422
     assert str(caught.value) == (
@@ -251,12 +251,12 @@ def test_past_its_window_a_key_without_entries_is_free(client, database, request
     client.request(place_order_only, retention=timedelta(hours=1))
     database.age_records(timedelta(hours=1) + A_MOMENT)
 
-    response = client.request(request=request_)
+    response = client.request(content=request_)
 
     assert response.json() == {"order": "placed"}
     assert database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}
     assert database.records[0].fingerprint == fingerprint(request_)
-    assert client.request(request=request_) == response
+    assert client.request(content=request_) == response
 
 
 def assert_expired(client, database):

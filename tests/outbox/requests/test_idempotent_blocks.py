@@ -164,7 +164,7 @@ def enqueue_a_duplicate(session, claim, ob):
 def open_another_claim(session, claim, ob):
     work(session, ob)
     claim.respond(201)
-    with ob.idempotent(session, "retry-002", scope="acct_1", request=REQUEST):
+    with ob.idempotent(session, "retry-002", scope="acct_1", content=REQUEST):
         pass
 
 

@@ -86,7 +86,7 @@ def test_settings_outside_their_limits_are_refused_by_name(client, database, cha
 )
 def test_a_request_without_a_fingerprint_is_refused(client, database, request_, text):
     with pytest.raises(outbox.NotSerializable) as caught:
-        client.request(request=request_)
+        client.request(content=request_)
 
     assert str(caught.value) == text
     assert database.counts() == NOTHING
@@ -162,7 +162,7 @@ def test_an_answer_that_cannot_be_kept_is_refused_and_another_may_follow(client,
 
 @pytest.mark.parametrize("verb", ["respond", "reject"])
 def test_a_text_with_a_lone_surrogate_is_refused_as_an_answer(sqlite, ob, verb):
-    with sqlite.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+    with sqlite.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
         with pytest.raises(outbox.NotSerializable, match="lone surrogate"):
             getattr(claim, verb)(200, "\ud800")
         claim.respond(201)
@@ -189,14 +189,14 @@ def test_a_claim_on_an_autocommit_connection_is_refused(postgresql, ob):
     with Session(postgresql.unprepared_engine(isolation_level="AUTOCOMMIT")) as session:
         session.add(Order(customer="ada", amount=2000))
         with pytest.raises(outbox.NoTransaction, match="the connection is in autocommit mode"):
-            ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST).__enter__()
+            ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST).__enter__()
 
     assert postgresql.records == []
 
 
 def test_a_claim_on_an_unprepared_sqlite_is_refused(sqlite, ob):
     with Session(sqlite.unprepared_engine()) as session, pytest.raises(outbox.ConfigurationError) as caught:
-        ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST).__enter__()
+        ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST).__enter__()
 
     assert str(caught.value) == (
         "on SQLite a claim reads and then writes in one transaction, which needs BEGIN IMMEDIATE: call"
@@ -232,7 +232,7 @@ def test_prepare_sqlite_may_be_called_twice(sqlite):
 def test_async_with_on_a_session_says_to_use_with(sqlite, ob):
     async def misuse():
         with sqlite.session() as session:
-            async with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST):
+            async with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST):
                 pass
 
     with pytest.raises(outbox.ClaimError, match="'async with' needs an AsyncSession, not Session: use 'with'"):
@@ -242,7 +242,7 @@ def test_async_with_on_a_session_says_to_use_with(sqlite, ob):
 def test_with_on_an_async_session_says_to_use_async_with(sqlite, ob):
     async def misuse():
         async with sqlite.async_session() as session:
-            with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST):
+            with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST):
                 pass
 
     with pytest.raises(outbox.ClaimError, match="'async with'"):
@@ -253,7 +253,7 @@ def test_with_on_an_async_session_says_to_use_async_with(sqlite, ob):
 
 
 def claim_of(ob, session, **settings):
-    return ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST, **settings)
+    return ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST, **settings)
 
 
 def test_a_key_in_flight_is_refused_at_once_and_the_transaction_lives_on(postgresql, ob):
@@ -286,7 +286,7 @@ def test_other_keys_are_not_in_flight(postgresql, ob):
     with postgresql.begin() as first, claim_of(ob, first) as claim:
         with (
             postgresql.begin() as second,
-            ob.idempotent(second, "retry-002", scope="acct_1", request=REQUEST) as other,
+            ob.idempotent(second, "retry-002", scope="acct_1", content=REQUEST) as other,
         ):
             other.respond(202)
         claim.respond(201)

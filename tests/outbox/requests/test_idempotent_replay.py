@@ -166,7 +166,7 @@ def test_what_the_caller_wrote_before_a_replay_is_kept(database, ob, client):
     with database.begin() as session:
         session.add(Order(customer="before", amount=1))
         ob.enqueue(session, CHARGE, PAYLOAD, parent="before")
-        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+        with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST) as claim:
             assert claim.replayed
 
     assert "before" in [order.customer for order in database.orders]
@@ -177,7 +177,7 @@ def test_after_a_replay_the_session_is_as_free_as_before(client, database, ob):
     client.request()
 
     with database.begin() as session:
-        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST):
+        with ob.idempotent(session, "retry-001", scope="acct_1", content=REQUEST):
             pass
         session.add(Order(customer="after", amount=1))
         session.flush()

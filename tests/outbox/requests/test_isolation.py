@@ -137,11 +137,11 @@ def test_who_is_refused_may_continue_in_the_same_transaction(postgresql, ob, lev
 
 def test_an_expired_key_is_freed_by_one_and_the_one_overtaken_is_refused(shop, level):
     def renew():
-        return shop.request(request={"another": "order"})
+        return shop.request(content={"another": "order"})
 
     with (
         shop.database.begin() as session,
-        shop.ob.idempotent(session, "retry-001", scope="acct_1", request={}) as claim,
+        shop.ob.idempotent(session, "retry-001", scope="acct_1", content={}) as claim,
     ):
         claim.respond(200)
     shop.database.age_records(timedelta(hours=25))

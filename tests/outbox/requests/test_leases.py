@@ -141,7 +141,7 @@ def test_another_request_under_its_key_is_a_mismatch_whatever_its_lease(shop, ot
     def ask_otherwise(claim):
         for _ in range(2):
             with pytest.raises(outbox.RequestMismatch):
-                other.request(fail, request=OTHER_BODY)
+                other.request(fail, content=OTHER_BODY)
             other.run_out()
 
     assert shop.request(ask_otherwise).status == 201
@@ -153,7 +153,7 @@ def test_a_one_transaction_claim_on_a_leased_key_is_in_flight(shop, database, ob
     def claim_in_one_transaction(claim):
         for _ in range(2):
             with pytest.raises(outbox.KeyInFlight) as caught, database.begin() as session:
-                ob.idempotent(session, KEY, scope="acct_1", request=REQUEST).__enter__()
+                ob.idempotent(session, KEY, scope="acct_1", content=REQUEST).__enter__()
             texts.append(str(caught.value))
             shop.run_out()
 
@@ -170,7 +170,7 @@ def test_a_key_in_a_one_transaction_claim_is_in_flight_for_a_lease(database, ob)
     engine = database.new_engine(connect_args={"timeout": 0.05} if database.name == "sqlite" else {})
     with (
         database.begin() as session,
-        ob.idempotent(session, KEY, scope="acct_1", request=REQUEST) as claim,
+        ob.idempotent(session, KEY, scope="acct_1", content=REQUEST) as claim,
     ):
         with pytest.raises(outbox.KeyInFlight):
             Shop(database, ob).block(engine).__enter__()
@@ -197,7 +197,7 @@ def test_after_an_exception_the_key_is_still_the_first_requests(shop):
         shop.request(fail)
 
     with pytest.raises(outbox.RequestMismatch):
-        shop.request(fail, request=OTHER_BODY)
+        shop.request(fail, content=OTHER_BODY)
 
 
 def test_an_exception_in_a_fence_undoes_its_rows_and_ends_the_lease(shop, database):
@@ -360,7 +360,7 @@ def test_a_client_that_hangs_up_leaves_nothing_of_a_one_transaction_claim(databa
             async with (
                 database.async_session() as session,
                 session.begin(),
-                ob.idempotent(session, KEY, scope="acct_1", request=b"") as claim,
+                ob.idempotent(session, KEY, scope="acct_1", content=b"") as claim,
             ):
                 session.add(Order(customer="ada", amount=2000))
                 ob.enqueue(session, CHARGE, PAYLOAD)

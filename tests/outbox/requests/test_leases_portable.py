@@ -14,13 +14,13 @@ from outbox.requests import short_transactions
 
 
 def request(source: Any, ob: outbox.Outbox, key: str) -> outbox.Response:
-    with ob.leased(source, key, scope="ada", request=REQUEST) as claim:
+    with ob.leased(source, key, scope="ada", content=REQUEST) as claim:
         claim.renew()
         return claim.respond(201, {"key": key})
 
 
 async def request_async(source: Any, ob: outbox.Outbox, key: str) -> outbox.Response:
-    async with ob.leased(source, key, scope="ada", request=REQUEST) as claim:
+    async with ob.leased(source, key, scope="ada", content=REQUEST) as claim:
         await claim.renew()
         return await claim.respond(201, {"key": key})
 
@@ -58,7 +58,7 @@ def test_a_renewal_is_repeated_after_another_connection_changed_the_record(
                     other.exec_driver_sql("UPDATE outbox_record SET created_at = created_at")
         return statement, parameters
 
-    with ob.leased(portable.engine, "retry-1", scope="ada", request=REQUEST, lease=timedelta(minutes=1)) as claim:
+    with ob.leased(portable.engine, "retry-1", scope="ada", content=REQUEST, lease=timedelta(minutes=1)) as claim:
         with retold(portable.engine, execute):
             claim.renew()
         claim.respond(201)

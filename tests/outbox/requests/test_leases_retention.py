@@ -87,7 +87,7 @@ def test_an_owner_whose_record_was_deleted_has_lost_its_lease(shop: Shop, databa
 
 
 def test_an_answered_leased_request_goes_as_any_other(shop: Shop, database: Database) -> None:
-    shop.request(request=REQUEST)
+    shop.request(content=REQUEST)
     settle_all(database)
 
     elapse(database, AUDIT + DAY)

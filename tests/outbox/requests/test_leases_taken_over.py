@@ -166,7 +166,7 @@ def test_an_unfinished_request_past_its_retry_window_is_not_taken_over(shop):
     with pytest.raises(outbox.KeyExpired):
         shop.request()
     with pytest.raises(outbox.KeyExpired), shop.database.begin() as session:
-        shop.ob.idempotent(session, KEY, scope="acct_1", request=REQUEST).__enter__()
+        shop.ob.idempotent(session, KEY, scope="acct_1", content=REQUEST).__enter__()
 
 
 def test_taking_over_does_not_move_the_retry_window(shop):

@@ -25,9 +25,9 @@ OTHER = {"customer": "ada", "amount": 13}
 KEY = "key-00001"
 
 
-def answer(database: Database, ob: outbox.Outbox, key: str = KEY, request: Any = REQUEST) -> None:
+def answer(database: Database, ob: outbox.Outbox, key: str = KEY, content: Any = REQUEST) -> None:
     with database.begin() as session:
-        ob.run_idempotent(session, key, lambda claim: claim.respond(201, {}), scope="ada", request=request)
+        ob.run_idempotent(session, key, lambda claim: claim.respond(201, {}), scope="ada", content=content)
 
 
 def mismatches(database: Database) -> dict[str, int]:
@@ -46,13 +46,13 @@ def until_counted(database: Database, expected: dict[str, int]) -> None:
 
 
 def by_idempotent(database: Database, ob: outbox.Outbox) -> None:
-    answer(database, ob, request=OTHER)
+    answer(database, ob, content=OTHER)
 
 
 def by_idempotent_caught(database: Database, ob: outbox.Outbox) -> None:
     with database.begin() as session:
         try:
-            with ob.idempotent(session, KEY, scope="ada", request=OTHER):
+            with ob.idempotent(session, KEY, scope="ada", content=OTHER):
                 pass
         except RequestMismatch as error:
             mismatch = error
@@ -60,7 +60,7 @@ def by_idempotent_caught(database: Database, ob: outbox.Outbox) -> None:
 
 
 def by_lease(database: Database, ob: outbox.Outbox) -> None:
-    with ob.leased(database.engine, KEY, scope="ada", request=OTHER):
+    with ob.leased(database.engine, KEY, scope="ada", content=OTHER):
         pass
 
 
@@ -71,7 +71,7 @@ def by_async_session(driver: str) -> Callable[[Database, outbox.Outbox], None]:
             async with (
                 AsyncSession(engine) as session,
                 session.begin(),
-                ob.idempotent(session, KEY, scope="ada", request=OTHER),
+                ob.idempotent(session, KEY, scope="ada", content=OTHER),
             ):
                 pass
         finally:
@@ -104,7 +104,7 @@ def test_a_request_with_anothers_key_is_counted(postgresql: Database, ob: outbox
 
 
 def test_a_request_with_the_key_of_a_lease_is_counted(postgresql: Database, ob: outbox.Outbox) -> None:
-    with ob.leased(postgresql.engine, KEY, scope="ada", request=REQUEST) as claim:
+    with ob.leased(postgresql.engine, KEY, scope="ada", content=REQUEST) as claim:
         with pytest.raises(RequestMismatch):
             by_lease(postgresql, ob)
         with pytest.raises(RequestMismatch):
@@ -288,7 +288,7 @@ def test_a_role_that_reads_only_by_default_counts(postgresql: Database, ob: outb
     engine = postgresql.new_engine(connect_args={"options": "-c default_transaction_read_only=on"}, **settings)
 
     with pytest.raises(RequestMismatch), Session(engine) as session, session.begin():
-        ob.run_idempotent(session, KEY, lambda claim: claim.respond(201, {}), scope="ada", request=OTHER)
+        ob.run_idempotent(session, KEY, lambda claim: claim.respond(201, {}), scope="ada", content=OTHER)
 
     until_counted(postgresql, {KEY: 1})
 
@@ -338,7 +338,7 @@ def test_the_sender_forgets_connections_that_were_in_use_before(postgresql: Data
     engine = postgresql.new_engine(poolclass=sa.NullPool)
     answer(postgresql, ob)
     with pytest.raises(RequestMismatch), Session(engine) as session, session.begin():
-        ob.run_idempotent(session, KEY, lambda claim: claim.respond(201, {}), scope="ada", request=OTHER)
+        ob.run_idempotent(session, KEY, lambda claim: claim.respond(201, {}), scope="ada", content=OTHER)
     until_counted(postgresql, {KEY: 1})
 
     sender = hints.sender_of(engine)

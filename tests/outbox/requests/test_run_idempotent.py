@@ -12,7 +12,7 @@ import outbox
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 
-ARGUMENTS = {"scope": "acct_1", "request": REQUEST}
+ARGUMENTS = {"scope": "acct_1", "content": REQUEST}
 
 
 class Handler:
@@ -148,7 +148,7 @@ def test_what_idempotent_refuses_is_refused_here_too(database, ob):
         session.commit()
 
         with pytest.raises(outbox.RequestMismatch):
-            ob.run_idempotent(session, "retry-001", Handler(ob, session), scope="acct_1", request={})
+            ob.run_idempotent(session, "retry-001", Handler(ob, session), scope="acct_1", content={})
 
 
 # --- a client that hangs up

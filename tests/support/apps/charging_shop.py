@@ -33,7 +33,7 @@ def handle(database: Database, stripe_url: str, moment: str = "") -> outbox.Resp
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
     reach("before the claim")
     with ob.leased(
-        database.engine, "retry-001", scope="acct_1", request=REQUEST, renew_for=timedelta(minutes=5)
+        database.engine, "retry-001", scope="acct_1", content=REQUEST, renew_for=timedelta(minutes=5)
     ) as claim:
         if claim.replayed:
             return claim.require_response()

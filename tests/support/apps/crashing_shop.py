@@ -51,7 +51,7 @@ def place_order(engine: sa.Engine, number: int) -> outbox.Response:
     """One order under the key `retry-<number>`. The test makes the retry with this same function."""
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
     with Session(engine) as session, session.begin():
-        block = ob.idempotent(session, f"retry-{number}", scope="acct_1", request=REQUEST, wait=timedelta(seconds=5))
+        block = ob.idempotent(session, f"retry-{number}", scope="acct_1", content=REQUEST, wait=timedelta(seconds=5))
         with block as claim:
             if not claim.replayed:
                 session.add(Order(customer=f"customer {number}", amount=2000))

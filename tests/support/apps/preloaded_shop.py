@@ -28,7 +28,7 @@ worker.conf.broker_transport_options = {"data_folder_in": folder, "data_folder_o
 
 def place(number: int) -> str:
     with Session(engine) as session, session.begin():
-        with outbox.idempotent(session, f"order-{number}", scope="shop", request=number) as claim:
+        with outbox.idempotent(session, f"order-{number}", scope="shop", content=number) as claim:
             session.add(Order(customer=f"{os.getpid()} {number}", amount=1))
             outbox.enqueue(session, CHARGE, PAYLOAD)
             claim.respond(201)
