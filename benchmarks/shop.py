@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import outbox
-from outbox.http.fastapi import ClaimedRequest, IdempotencyMiddleware, claimed
+from outbox.http import ClaimedRequest
+from outbox.http.fastapi import Idempotency, IdempotencyMiddleware
 
 CHARGE = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "an order of three lines"}
 
@@ -94,10 +95,11 @@ def create_plain() -> FastAPI:
 def create_claimed() -> FastAPI:
     app, sessions = _configure()
     app.add_middleware(IdempotencyMiddleware)
+    idempotency = Idempotency(sessions, scope=caller)
 
     @app.post("/orders", status_code=201)
     async def order(
-        cart: Cart, request: Annotated[ClaimedRequest[AsyncSession], Depends(claimed(sessions, scope=caller))]
+        cart: Cart, request: Annotated[ClaimedRequest[AsyncSession], Depends(idempotency.claim)]
     ) -> dict[str, int]:
         number = await request.session.run_sync(place_order, cart)
         outbox.enqueue(request.session, "noop.charge", CHARGE)

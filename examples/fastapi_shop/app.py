@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
 from examples.fastapi_shop.orders import Order, connect
-from outbox.http.fastapi import ClaimedRequest, IdempotencyMiddleware, claimed
+from outbox.http import ClaimedRequest
+from outbox.http.fastapi import Idempotency, IdempotencyMiddleware
 
 CUSTOMERS = {"ada-token": "ada", "bob-token": "bob"}  # a real shop asks its session store
 
@@ -38,11 +39,12 @@ def customer_of(credentials: Annotated[HTTPAuthorizationCredentials, Depends(HTT
 Customer = Annotated[str, Depends(customer_of)]
 
 
-ClaimedEntry = Annotated[ClaimedRequest[Session], Depends(claimed(sessionmaker(engine), scope=customer_of))]
+idempotency = Idempotency(sessionmaker(engine), scope=customer_of)
+ClaimedOrder = Annotated[ClaimedRequest[Session], Depends(idempotency.claim)]
 
 
 @app.post("/orders", status_code=201)
-def place_order(cart: Cart, customer: Customer, request: ClaimedEntry, response: Response) -> dict[str, str]:
+def place_order(cart: Cart, customer: Customer, request: ClaimedOrder, response: Response) -> dict[str, str]:
     order = Order(
         number=str(uuid.uuid4()),
         customer=customer,

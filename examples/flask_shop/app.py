@@ -11,11 +11,12 @@ import os
 
 from flask import Flask, Response, abort, request
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import outbox
 from outbox import migrations
-from outbox.http.flask import ClaimedRequest, Idempotency, as_response
+from outbox.http import ClaimedRequest
+from outbox.http.flask import Idempotency, as_response
 
 CUSTOMERS = {"Bearer ada-token": "ada", "Bearer bob-token": "bob"}  # a real shop asks its session store
 LIMIT = 100_000  # cents: what the shop sells to one customer at once
@@ -54,8 +55,8 @@ def create_app() -> Flask:
     idempotency = Idempotency(sessionmaker(connect(os.environ["DATABASE_URL"])), scope=customer)
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place_order(claimed: ClaimedRequest) -> tuple[dict[str, int], int] | Response:
+    @idempotency.claim
+    def place_order(claimed: ClaimedRequest[Session]) -> tuple[dict[str, int], int] | Response:
         amount = request.get_json()["amount"]
         if amount > LIMIT:
             # An error that every retry is to get as well. A plain `abort` would store nothing and free the key.

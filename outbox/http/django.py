@@ -3,7 +3,7 @@
     idempotency = Idempotency(scope=lambda request: request.user.get_username())
 
     @login_required
-    @idempotency.claimed
+    @idempotency.claim
     def place_order(request, claimed):
         order = Order.objects.create(...)                                   # Django's ORM
         outbox.enqueue(claimed.session, "stripe.payment_intents.create", {...})
@@ -52,7 +52,7 @@ from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_b
 from outbox.requests.responses import Response as KeptResponse
 from outbox.sql.dialect import sqlstate
 
-__all__ = ["ClaimedRequest", "Idempotency", "as_response"]
+__all__ = ["Idempotency", "as_response"]
 
 
 class Idempotency:
@@ -83,7 +83,7 @@ class Idempotency:
         self._using = using
         self._max_body_bytes = max_body_bytes
 
-    def claimed(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    def claim(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         """Decorate a view. The view gets the `ClaimedRequest` after the request. Its answer is kept, and a retry does not call
         the view.
 

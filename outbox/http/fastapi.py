@@ -1,16 +1,18 @@
 """Requests to FastAPI: the claim as a dependency, after the app's own one that identifies the caller.
 
-Claimed = Annotated[ClaimedRequest[AsyncSession], Depends(claimed(async_sessionmaker(engine), scope=customer_of))]
+idempotency = Idempotency(async_sessionmaker(engine), scope=customer_of)
 
 @app.post("/orders", status_code=201)
-async def place_order(cart: Cart, request: Claimed) -> Order: ...
+async def place_order(
+    cart: Cart, request: Annotated[ClaimedRequest[AsyncSession], Depends(idempotency.claim)]
+) -> Order: ...
 
 app.add_middleware(IdempotencyMiddleware)
 document_refusals(app)
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic
 
 from outbox.extras import missing
 
@@ -22,31 +24,42 @@ except ModuleNotFoundError as error:
 from outbox.http.header import EXAMPLE, HEADER
 from outbox.http.openapi import with_refusals
 from outbox.http.policy import Policy, require_scope, require_sessions
-from outbox.http.starlette import ClaimedRequest, DatabaseStore, IdempotencyMiddleware, as_response
+from outbox.http.starlette import IdempotencyMiddleware, SessionClaims, as_response, reject
+from outbox.http.transaction import ClaimedRequest, SessionT
 
-__all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed", "document_refusals"]
-
-SessionT = TypeVar("SessionT")
+__all__ = ["Idempotency", "IdempotencyMiddleware", "as_response", "document_refusals", "reject"]
 
 
-def claimed(
-    sessions: Callable[[], SessionT],
-    *,
-    scope: Callable[..., str | Awaitable[str]],
-    content: Callable[[Request], Any] | None = None,
-    policy: Policy | None = None,
-) -> Callable[..., AsyncIterator[ClaimedRequest[SessionT]]]:
-    """A dependency that claims the request's key and returns a `ClaimedRequest` with a session.
+class Idempotency(Generic[SessionT]):
+    """Claims the keys of requests, each in its own session.
 
+    sessions, content, policy: as for `outbox.http.starlette.Idempotency`.
     scope: your own dependency that returns the authenticated caller, as text. It runs before the claim, and for each retry
         too. Let it raise if the caller has no access, because a replay is sent to every caller that it returns. There is no
         default.
-    sessions, content, policy: as for `outbox.http.starlette.Idempotency`.
+    claim: a dependency that claims the request's key and returns a `ClaimedRequest` with a session: `Depends(idempotency.claim)`.
     Raises `ConfigurationError` without a scope function, and if `sessions` cannot make sessions.
     """
-    require_scope(scope, "scope=current_customer, a dependency that authenticates")
-    require_sessions(sessions)
-    claims = DatabaseStore(sessions, content, policy or Policy())
+
+    claim: Callable[..., AsyncIterator[ClaimedRequest[SessionT]]]
+
+    def __init__(
+        self,
+        sessions: Callable[[], SessionT],
+        *,
+        scope: Callable[..., str | Awaitable[str]],
+        content: Callable[[Request], Any] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        require_scope(scope, "scope=current_customer, a dependency that authenticates")
+        require_sessions(sessions)
+        self.claim = _dependency(SessionClaims(sessions, content, policy or Policy()), scope)
+
+
+def _dependency(
+    claims: SessionClaims[SessionT], scope: Callable[..., str | Awaitable[str]]
+) -> Callable[..., AsyncIterator[ClaimedRequest[SessionT]]]:
+    """A function whose parameters are dependencies: FastAPI reads them."""
 
     async def keyed(request: Request, caller: Annotated[str, Depends(scope)]) -> str:
         # It refuses a missing key, as a problem document, before FastAPI comes to the claim's own parameters: a 422.

@@ -4,13 +4,13 @@
 
     @app.post("/orders")
     @login_required
-    @idempotency.claimed
-    def place_order(request: ClaimedRequest):
+    @idempotency.claim
+    def place_order(request: ClaimedRequest[Session]):
         request.session.add(Order(...))
         outbox.enqueue(request.session, "stripe.payment_intents.create", {...})
         return {"order": 42}, 201
 
-Decorators above `@idempotency.claimed`, and the app's `before_request`, run before the claim. Refusals are problem documents.
+Decorators above `@idempotency.claim`, and the app's `before_request`, run before the claim. Refusals are problem documents.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_b
 from outbox.requests.responses import Response as KeptResponse
 from outbox.session import sync_session
 
-__all__ = ["ClaimedRequest", "Idempotency", "as_response"]
+__all__ = ["Idempotency", "as_response"]
 
 
 class Idempotency:
@@ -81,7 +81,7 @@ class Idempotency:
         self._policy = policy or Policy()
         self._max_body_bytes = max_body_bytes
 
-    def claimed(self, view: Callable[..., Any]) -> Callable[..., FlaskResponse]:
+    def claim(self, view: Callable[..., Any]) -> Callable[..., FlaskResponse]:
         """Decorate a view. The view gets the `ClaimedRequest` first. Its answer is kept, and a retry does not call the view.
 
         If the view raises or aborts, or answers with an error without `claim.reject`, its work is undone and the key is free.

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 from outbox.extras import missing
 
@@ -37,30 +37,12 @@ from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions
 from outbox.http.starlette_exchange import Exchange, RequestBody, in_session
-from outbox.http.transaction import undone_by_conflict
-from outbox.idempotency import Claim
+from outbox.http.transaction import ClaimedRequest, SessionT, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
 
-SessionT = TypeVar("SessionT")
 _EXCHANGE = "outbox.http.exchange"
 
-
-@dataclass(frozen=True, slots=True)
-class ClaimedRequest(Generic[SessionT]):
-    """A request whose key is claimed. The handler gets it.
-
-    session: the session of the one transaction in which the rows, the entries and the record commit. The middleware commits
-        it.
-    claim: for `respond` and `reject`, to keep an answer that is an error. See `as_response`.
-    """
-
-    session: SessionT
-    claim: Claim
-
-    async def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Call `claim.reject`, which uses the database, from a coroutine. Returns the response for the handler to return."""
-        rejected = await in_session(self.session, lambda _: self.claim.reject(status, body, headers), has_thread=True)
-        return as_response(rejected)
+__all__ = ["Idempotency", "IdempotencyMiddleware", "as_response", "claimed_request", "reject"]
 
 
 class Idempotency(Generic[SessionT]):
@@ -86,7 +68,7 @@ class Idempotency(Generic[SessionT]):
     ) -> None:
         require_scope(scope, "scope=lambda request: request.user.username")
         require_sessions(sessions)
-        self._claims = DatabaseStore(sessions, content, policy or Policy())
+        self._claims = SessionClaims(sessions, content, policy or Policy())
         self._scope = scope
 
     @asynccontextmanager
@@ -105,7 +87,7 @@ class Idempotency(Generic[SessionT]):
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseStore(Generic[SessionT]):
+class SessionClaims(Generic[SessionT]):
     """Claims the key of a request whose caller is known: what `Idempotency` and the dependency of FastAPI share."""
 
     sessions: Callable[[], SessionT]
@@ -226,6 +208,14 @@ def claimed_request(request: HTTPConnection) -> ClaimedRequest[Any]:
             f"the request {request.url.path!r} has not been claimed: use `async with idempotency.claim(request)`"
         )
     return claimed
+
+
+async def reject(
+    claimed: ClaimedRequest[Any], status: int, body: Any = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Call `claim.reject`, which uses the database, from a coroutine. Returns the response for the handler to return."""
+    rejected = await in_session(claimed.session, lambda _: claimed.claim.reject(status, body, headers), has_thread=True)
+    return as_response(rejected)
 
 
 def as_response(response: KeptResponse) -> Response:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -19,6 +19,8 @@ from outbox.requests.records import RETRY_AFTER
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import request_savepoint
 from outbox.sql.dialect import CONFLICTS, TIMEOUTS, sqlstate
+
+SessionT = TypeVar("SessionT")
 
 log = logging.getLogger("outbox.http.transaction")
 
@@ -58,15 +60,15 @@ def undone_by(state: str | None) -> RequestUndone | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedRequest:
-    """A request whose key is claimed. The view gets it.
+class ClaimedRequest(Generic[SessionT]):
+    """A request whose key is claimed. The handler or view gets it.
 
-    session: the session of the one transaction in which the rows, the entries and the record commit, after the view. In
+    session: the session of the one transaction in which the rows, the entries and the record commit, after the handler. In
         Django it is for `outbox.enqueue` and similar calls, in Django's own transaction.
-    claim: for `respond` and `reject`, to keep an answer that is an error.
+    claim: for `respond` and `reject`, to keep an answer that is an error. See `as_response` of the framework's module.
     """
 
-    session: Session
+    session: SessionT
     claim: Claim
 
 

@@ -32,7 +32,7 @@ def django_shop_maker(database: Database, ob: outbox.Outbox, monkeypatch: pytest
             scope=lambda request: "ada", policy=Policy(outbox=ob), max_body_bytes=LIMIT, **more
         )
 
-        @idempotency.claimed
+        @idempotency.claim
         def view(request: Any, claimed: Any) -> HttpResponse:
             shown = {name: file.read().decode() for name, file in request.FILES.items()}
             return HttpResponse(f"{dict(request.POST)} {shown}", status=201)

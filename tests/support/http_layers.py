@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, Router
 
-from outbox.http.fastapi import ClaimedRequest, claimed
+from outbox.http import ClaimedRequest, fastapi
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware
 from support.database import Order
 from support.http_requests import caller_of
@@ -50,7 +50,7 @@ def place(shop: Shop) -> Route:
 def fastapi_place(shop: Shop, **settings: Any) -> FastAPI:
     app = FastAPI(**settings)
     sessions = sessionmaker(shop.database.engine)
-    dependency = claimed(sessions, scope=caller_of, policy=shop.policy)
+    dependency = fastapi.Idempotency(sessions, scope=caller_of, policy=shop.policy).claim
 
     @app.post("/orders")
     def handler(request: Annotated[ClaimedRequest[Session], Depends(dependency)]) -> Response:

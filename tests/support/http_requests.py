@@ -117,11 +117,11 @@ def fastapi_app(shop: Shop) -> FastAPI:
     sessions = shop.async_sessions()
     app = FastAPI()
     app.add_middleware(outbox.http.fastapi.IdempotencyMiddleware)
-    dependency = outbox.http.fastapi.claimed(sessions, scope=caller_of, policy=shop.policy)
+    dependency = outbox.http.fastapi.Idempotency(sessions, scope=caller_of, policy=shop.policy).claim
 
     async def place(
         body: dict[str, Any],
-        request: Annotated[outbox.http.fastapi.ClaimedRequest[AsyncSession], Depends(dependency)],
+        request: Annotated[outbox.http.ClaimedRequest[AsyncSession], Depends(dependency)],
     ) -> Response:
         chosen = await request.session.run_sync(shop.work, request.claim, body["do"])
         await run_in_threadpool(shop.wait, body["do"])
@@ -135,11 +135,11 @@ def fastapi_app(shop: Shop) -> FastAPI:
 def fastapi_sync_app(shop: Shop) -> FastAPI:
     app = FastAPI()
     app.add_middleware(outbox.http.fastapi.IdempotencyMiddleware)
-    dependency = outbox.http.fastapi.claimed(shop.sessions(), scope=caller_of, policy=shop.policy)
+    dependency = outbox.http.fastapi.Idempotency(shop.sessions(), scope=caller_of, policy=shop.policy).claim
 
     def place(
         body: dict[str, Any],
-        request: Annotated[outbox.http.fastapi.ClaimedRequest[Session], Depends(dependency)],
+        request: Annotated[outbox.http.ClaimedRequest[Session], Depends(dependency)],
     ) -> Response:
         chosen = shop.work(request.session, request.claim, body["do"])
         shop.wait(body["do"])
@@ -161,8 +161,8 @@ def flask_app(shop: Shop) -> flask.Flask:
 
     @app.post("/orders")
     @app.post("/orders/<number>/refunds")
-    @idempotency.claimed
-    def place(request: outbox.http.flask.ClaimedRequest, number: str = "") -> flask.typing.ResponseReturnValue:
+    @idempotency.claim
+    def place(request: outbox.http.ClaimedRequest[Any], number: str = "") -> flask.typing.ResponseReturnValue:
         do = flask.request.get_json()["do"]
         chosen = shop.work(request.session, request.claim, do)
         shop.wait(do)
@@ -206,9 +206,9 @@ def django_app(shop: Shop) -> WSGIHandler:
         scope=lambda request: CALLERS[request.headers["authorization"]], policy=shop.policy
     )
 
-    @idempotency.claimed
+    @idempotency.claim
     def place(
-        request: django.http.HttpRequest, claimed: outbox.http.django.ClaimedRequest, number: str = ""
+        request: django.http.HttpRequest, claimed: outbox.http.ClaimedRequest[Any], number: str = ""
     ) -> django.http.HttpResponse:
         do = json.loads(request.body)["do"]
         chosen = shop.work(claimed.session, claimed.claim, do)

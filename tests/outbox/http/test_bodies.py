@@ -46,8 +46,8 @@ def flask_shop(shop: Shop, before: Callable[[], Any] = lambda: None, **more: Any
     )
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: outbox.http.flask.ClaimedRequest) -> tuple[bytes, int]:
+    @idempotency.claim
+    def place(request: outbox.http.ClaimedRequest[Any]) -> tuple[bytes, int]:
         return flask.request.get_data() or b"placed", 201
 
     return app.test_client()

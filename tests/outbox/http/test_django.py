@@ -20,8 +20,8 @@ from support.http_requests import use_django
 
 import outbox
 from outbox.django import joined_session
-from outbox.http import Policy
-from outbox.http.django import ClaimedRequest, Idempotency, as_response
+from outbox.http import ClaimedRequest, Policy
+from outbox.http.django import Idempotency, as_response
 
 pytestmark = pytest.mark.as_app
 
@@ -45,13 +45,13 @@ def ask(view: Any, ob: outbox.Outbox, **settings_of: Any) -> HttpResponse:
     idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob), **settings_of)
     headers = {"Idempotency-Key": "retry-001"}
     request = RequestFactory().post("/orders", b"{}", content_type="application/json", headers=headers)
-    return idempotency.claimed(view)(request)
+    return idempotency.claim(view)(request)
 
 
 def buying(ob: outbox.Outbox, end: Any) -> Any:
     """A view that writes by Django, enqueues, and answers what `end(claim)` returns."""
 
-    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         place()
         ob.enqueue(claimed.session, CHARGE, PAYLOAD)
         answer: HttpResponse = end(claimed.claim)
@@ -99,7 +99,7 @@ def test_a_hook_of_the_views_runs_if_its_work_is_kept_only(
     """In a block of the app's own around it, too: that continues, with what it has written and its own hooks."""
     ran: list[str] = []
 
-    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         place()
         transaction.on_commit(lambda: ran.append("the view's"))
         return HttpResponse(status=status)
@@ -155,7 +155,7 @@ def test_the_outbox_takes_no_connection_of_its_own(shop: Database, ob: outbox.Ou
 
 
 def test_an_entry_goes_with_the_nested_block_that_is_rolled_back(shop: Database, ob: outbox.Outbox) -> None:
-    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         place()
         ob.enqueue(claimed.session, CHARGE, PAYLOAD, discriminator="stays")
         try:
@@ -173,7 +173,7 @@ def test_an_entry_goes_with_the_nested_block_that_is_rolled_back(shop: Database,
 
 
 def test_a_statement_of_djangos_that_fails_in_a_nested_block_is_survived(shop: Database, ob: outbox.Outbox) -> None:
-    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         ob.enqueue(claimed.session, CHARGE, PAYLOAD)
         with pytest.raises(DatabaseError), transaction.atomic(), connections["default"].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
@@ -271,7 +271,7 @@ def test_instants_without_a_time_zone_are_refused(shop: Database, monkeypatch: p
 
 
 def test_an_async_view_is_refused(shop: Database, ob: outbox.Outbox) -> None:
-    async def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    async def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         return HttpResponse()
 
     with pytest.raises(outbox.ConfigurationError) as refused:
@@ -333,8 +333,8 @@ def test_a_replay_and_every_refusal_pass_all_that_catches(
 ) -> None:
     idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob), max_body_bytes=100)
 
-    @idempotency.claimed
-    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+    @idempotency.claim
+    def view(request: Any, claimed: ClaimedRequest[Any]) -> HttpResponse:
         place()
         return HttpResponse("placed", status=201)
 
@@ -370,7 +370,7 @@ def test_a_conflict_at_the_commit_is_a_503_with_atomic_requests_too(
     ):
         shop.execute(sa.text(statement))
     idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob))
-    view = idempotency.claimed(buying(ob, lambda claim: HttpResponse(status=201)))
+    view = idempotency.claim(buying(ob, lambda claim: HttpResponse(status=201)))
     monkeypatch.setattr(settings, "ROOT_URLCONF", (path("orders", view),))
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
 

@@ -14,8 +14,8 @@ from support.http_requests import Caller, caller_of, fastapi_app, serving_asgi
 from support.http_shop import Shop
 
 import outbox
-from outbox.http import Policy
-from outbox.http.fastapi import ClaimedRequest, claimed, document_refusals
+from outbox.http import ClaimedRequest, Policy
+from outbox.http.fastapi import Idempotency, document_refusals
 from outbox.http.starlette import IdempotencyMiddleware
 
 pytestmark = pytest.mark.as_app
@@ -30,7 +30,7 @@ def test_an_exception_is_undone_even_if_its_handler_answers_in_fastapi(shop: Sho
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware)
     app.add_exception_handler(LoginNeeded, to_login)
-    dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy)
+    dependency = Idempotency(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy).claim
 
     @app.post("/orders")
     def place(request: ClaimedRequest[Any] = Depends(dependency)) -> None:  # noqa: B008
@@ -52,7 +52,7 @@ def test_the_header_is_in_the_openapi_document(shop: Shop) -> None:
 def test_the_openapi_document_names_every_refusal_of_a_claimed_route(shop: Shop) -> None:
     app, policy = fastapi_app(shop), Policy(outbox=shop.ob, problem_types="https://api.example.com/")
     router = APIRouter()
-    dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=policy)
+    dependency = Idempotency(sessionmaker(shop.database.engine), scope=caller_of, policy=policy).claim
 
     @router.patch("/carts", dependencies=[Depends(dependency)], responses={409: {"description": "our own"}})
     def change(body: dict[str, int]) -> None: ...
@@ -114,7 +114,7 @@ def test_a_form_is_fingerprinted_as_it_came(shop: Shop) -> None:
     """FastAPI has read the form, and the body with it, before any dependency runs."""
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware)
-    dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy)
+    dependency = Idempotency(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy).claim
 
     @app.post("/orders", status_code=201)
     def place(amount: int = Form(), request: ClaimedRequest[Any] = Depends(dependency)) -> dict[str, int]:  # noqa: B008
@@ -133,7 +133,7 @@ def test_a_form_is_fingerprinted_as_it_came(shop: Shop) -> None:
 def test_a_body_that_fastapi_refuses_claims_nothing_permanently(shop: Shop) -> None:
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware)
-    dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy)
+    dependency = Idempotency(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy).claim
 
     @app.post("/orders", status_code=201)
     def place(body: dict[str, int], request: ClaimedRequest[Any] = Depends(dependency)) -> dict[str, int]:  # noqa: B008

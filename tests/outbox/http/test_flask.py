@@ -14,7 +14,8 @@ from support.http_shop import Shop
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import outbox
-from outbox.http.flask import ClaimedRequest, Idempotency
+from outbox.http import ClaimedRequest
+from outbox.http.flask import Idempotency
 
 pytestmark = pytest.mark.as_app
 
@@ -56,8 +57,8 @@ def test_the_session_of_a_scoped_session_is_the_one_of_the_rest_of_the_app(shop:
     idempotency = idempotency_of(shop, sessions=sessions)
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> dict[str, bool]:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> dict[str, bool]:
         sessions.add(Order(customer="ada", amount=2000))
         return {"same": sessions() is request.session}
 
@@ -101,8 +102,8 @@ def test_a_view_may_roll_back_a_session_in_use_and_answer_with_an_error(
         sessions.execute(sa.insert(Order).values(customer="visitor", amount=0))
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> tuple[dict[str, str], int]:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> tuple[dict[str, str], int]:
         shop.ob.enqueue(sessions(), CHARGE, PAYLOAD)
         sessions.add_all([colliding_order() for _ in range(1 + collides)])
         try:
@@ -137,8 +138,8 @@ def test_a_factory_of_async_sessions_is_refused_at_the_first_request(shop: Shop,
     idempotency = idempotency_of(shop, sessions=lambda: sessions())
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> str:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> str:
         raise AssertionError("the view was reached")
 
     with pytest.raises(outbox.ConfigurationError) as refused:
@@ -157,8 +158,8 @@ def test_the_arguments_of_the_route_follow_the_claimed_request(shop: Shop, app: 
     idempotency = idempotency_of(shop)
 
     @app.post("/orders/<int:number>")
-    @idempotency.claimed
-    def place(request: ClaimedRequest, number: int) -> dict[str, int]:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any], number: int) -> dict[str, int]:
         return {"number": number}
 
     assert app.test_client().post("/orders/7", headers=HEADERS).json == {"number": 7}
@@ -172,8 +173,8 @@ def test_an_error_that_the_app_handles_is_undone(shop: Shop, app: flask.Flask) -
         return "handled", 200
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> str:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> str:
         request.session.add(Order(customer="ada", amount=2000))
         request.session.flush()
         raise KeyError("amount")
@@ -191,8 +192,8 @@ def test_a_form_that_was_read_before_the_claim_is_an_error_with_advice(shop: Sho
         assert flask.request.form["amount"]
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> str:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> str:
         return "placed"
 
     with pytest.raises(outbox.ClaimError) as refused:
@@ -218,8 +219,8 @@ def test_a_form_may_be_read_before_the_claim_as_the_error_says(shop: Shop, app: 
         assert flask.request.form["amount"]
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> dict[str, str]:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> dict[str, str]:
         return {"amount": flask.request.form["amount"]}
 
     answers = [post(app, data={"amount": amount}) for amount in (1, 1, 2)]
@@ -232,8 +233,8 @@ def test_a_body_of_unknown_length_is_limited_too(shop: Shop, app: flask.Flask) -
     idempotency = idempotency_of(shop, max_body_bytes=10)
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> str:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> str:
         return "placed"
 
     response = post(app, data=b"x" * 11, environ_overrides={"CONTENT_LENGTH": "", "wsgi.input_terminated": True})
@@ -254,8 +255,8 @@ def test_a_stream_is_closed_once_it_is_kept(shop: Shop, app: flask.Flask) -> Non
             closed.append(True)
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> flask.Response:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> flask.Response:
         return flask.Response(Lines())  # type: ignore[arg-type]
 
     with post(app) as response:
@@ -274,8 +275,8 @@ def test_a_file_is_kept_and_can_be_read_by_what_comes_after(shop: Shop, app: fla
         return response
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> flask.Response:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> flask.Response:
         return flask.send_file(__file__, mimetype="text/plain")
 
     answers = [post(app) for _ in range(2)]
@@ -292,8 +293,8 @@ def test_a_stream_without_end_is_broken_off_and_undone(shop: Shop, app: flask.Fl
             yield b"x" * 1024
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> flask.Response:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> flask.Response:
         return flask.Response(endless())
 
     with pytest.raises(outbox.NotSerializable) as refused:
@@ -314,8 +315,8 @@ def test_a_commit_that_the_database_refuses_leaves_nothing(shop: Shop, app: flas
         raise ConnectionResetError("the database is gone")
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> tuple[str, int]:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> tuple[str, int]:
         request.session.add(Order(customer="ada", amount=2000))
         return "placed", 201
 
@@ -332,8 +333,8 @@ def test_every_connection_is_given_back(shop: Shop, app: flask.Flask) -> None:
     idempotency = idempotency_of(shop)
 
     @app.post("/orders")
-    @idempotency.claimed
-    def place(request: ClaimedRequest) -> str:
+    @idempotency.claim
+    def place(request: ClaimedRequest[Any]) -> str:
         raise RuntimeError
 
     for _ in range(3):
@@ -353,8 +354,8 @@ def test_a_replay_and_every_refusal_pass_all_that_catches(shop: Shop) -> None:
         idempotency = idempotency_of(shop, max_body_bytes=100)
 
         @blueprint.post("/orders")
-        @idempotency.claimed
-        def place(request: ClaimedRequest) -> tuple[str, int]:
+        @idempotency.claim
+        def place(request: ClaimedRequest[Any]) -> tuple[str, int]:
             return "placed", 201
 
         @blueprint.errorhandler(Exception)

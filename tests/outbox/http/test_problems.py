@@ -217,7 +217,7 @@ def test_what_must_be_equal_is_written_so_that_no_two_requests_look_alike() -> N
 def test_a_scope_that_is_no_function_is_an_error_in_every_framework(scope: object) -> None:
     from outbox.http import fastapi, flask, starlette
 
-    for make in (fastapi.claimed, flask.Idempotency, starlette.Idempotency):
+    for make in (fastapi.Idempotency, flask.Idempotency, starlette.Idempotency):
         with pytest.raises(outbox.ConfigurationError) as refused:
             make(lambda: None, scope=scope)  # type: ignore[operator, arg-type]
 
@@ -230,7 +230,7 @@ def test_a_scope_that_is_no_function_is_an_error_in_every_framework(scope: objec
 def test_an_engine_in_the_place_of_sessions_is_an_error_in_every_framework(sqlite: Database) -> None:
     from outbox.http import fastapi, flask, starlette
 
-    for make in (fastapi.claimed, flask.Idempotency, starlette.Idempotency):
+    for make in (fastapi.Idempotency, flask.Idempotency, starlette.Idempotency):
         with pytest.raises(outbox.ConfigurationError) as refused:
             make(sqlite.engine, scope=lambda *_: "ada")  # type: ignore[operator, call-arg]
 
@@ -242,6 +242,6 @@ def test_an_engine_in_the_place_of_sessions_is_an_error_in_every_framework(sqlit
 def test_a_scope_left_out_is_an_error_in_every_framework() -> None:
     from outbox.http import fastapi, flask, starlette
 
-    for make in (fastapi.claimed, flask.Idempotency, starlette.Idempotency):
+    for make in (fastapi.Idempotency, flask.Idempotency, starlette.Idempotency):
         with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'scope'"):
             make(lambda: None)  # type: ignore[operator, call-arg]

@@ -29,7 +29,7 @@ from test_requests import until_a_session_waits
 
 import outbox
 from outbox.http import Policy, RequestTransaction
-from outbox.http.starlette import Idempotency, IdempotencyMiddleware
+from outbox.http.starlette import Idempotency, IdempotencyMiddleware, reject
 
 RETRIES = 60  # more than a server has threads (40), and far more than a pool has connections
 
@@ -128,7 +128,7 @@ def test_a_commit_waits_for_none_of_the_threads_that_others_share(shop: Shop) ->
             await run_in_threadpool(claimed.session.add, Order(customer="ada", amount=2000))
             request.app.state.blocked = await block_all_threads()
             if request.headers.get("x-do") == "reject":
-                return await claimed.reject(402)
+                return await reject(claimed, 402)
             if request.headers.get("x-do") == "raise":
                 raise LookupError
             return JSONResponse({}, 201)
