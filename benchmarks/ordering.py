@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 import outbox
 from benchmarks.draining import ROUNDS, drained, draining_engine, filling, numbers
 from dispatchers import Delivered, Delivery, Operations
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 ENTRIES = 10_000
 GROUPS = 1_000

@@ -22,7 +22,7 @@ if os.name != "posix":  # it notices a fork, and wakes processes by sockets, wit
     raise ImportError(f"sqlalchemy-outbox runs on POSIX systems (Linux, macOS, WSL), not on {os.name!r}")
 
 from outbox.default_outbox import default
-from outbox.entry_rows import Entry
+from outbox.entries.status import EntryStatus
 from outbox.errors import (
     AlreadyAnswered,
     CallbackError,
@@ -51,19 +51,19 @@ from outbox.errors import (
     SchemaError,
     Suspended,
 )
-from outbox.fingerprint import Fingerprint
-from outbox.idempotency import Claim
-from outbox.inbox import InboxMessage
 from outbox.instance import Outbox
 from outbox.keys import Keyring, ParentKey
-from outbox.leases import AsyncLeasedClaim, LeasedClaim
 from outbox.observer import ObservedClaim
 from outbox.requests.body_key import BodyKey
+from outbox.requests.fingerprint import Fingerprint
+from outbox.requests.idempotency import Claim
+from outbox.requests.inbox import InboxMessage
+from outbox.requests.leases import AsyncLeasedClaim, LeasedClaim
 from outbox.requests.responses import Response
 from outbox.requests.status import RequestStatus
+from outbox.sessions.entry_rows import Entry
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.schema import define_tables
-from outbox.status import EntryStatus
 
 configure = default.configure
 check = default.check

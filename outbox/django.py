@@ -28,8 +28,8 @@ except ModuleNotFoundError as error:
     raise missing("outbox.django", "django", error) from error
 
 from outbox.errors import ConfigurationError
-from outbox.hints import AFTER_OUTER_COMMIT
-from outbox.session import flush_all
+from outbox.sessions.hints import AFTER_OUTER_COMMIT
+from outbox.sessions.session import flush_all
 
 __all__ = ["joined_session"]
 

@@ -8,24 +8,24 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.claim_block import IdempotentBlock, checked_wait, run, run_async
 from outbox.configuration import Configuration, Settings
-from outbox.enqueue import child_key, enqueue
-from outbox.entry_rows import Entry
+from outbox.entries.enqueue import child_key, enqueue
+from outbox.entries.status import EntryStatus, cancel_entry, read_status
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
-from outbox.fingerprint import fingerprint
-from outbox.idempotency import Claim
-from outbox.inbox import INBOX_RETENTION, InboxBlock, message_key
 from outbox.keys import Keyring, ParentKey
-from outbox.leases import LeasedBlock
 from outbox.requests.body_key import BodyKey, BodyRequest
+from outbox.requests.claim_block import IdempotentBlock, checked_wait, run, run_async
+from outbox.requests.fingerprint import fingerprint
+from outbox.requests.idempotency import Claim
+from outbox.requests.inbox import INBOX_RETENTION, InboxBlock, message_key
+from outbox.requests.leases import LeasedBlock
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
 from outbox.requests.short_transactions import Source
 from outbox.requests.status import RequestStatus, read_request
-from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
+from outbox.sessions.entry_rows import Entry
+from outbox.sessions.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.startup_checks import AsyncEngineLike, check
-from outbox.status import EntryStatus, cancel_entry, read_status
 from outbox.times import SECOND, check_span
 
 DAY = timedelta(hours=24)

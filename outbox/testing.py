@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, scoped_session
 from outbox.default_outbox import default
 from outbox.instance import Outbox
 from outbox.keys import ParentKey, as_parent_key
-from outbox.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
+from outbox.sessions.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
 from outbox.sql.schema import Tables
 
 __all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "refute_enqueued"]

@@ -21,7 +21,7 @@ from support.postgresql_copies import PostgreSQLCopies
 
 import outbox
 from dispatchers.testing.postgres import temporary_postgres
-from outbox.hint_sender import HintSender
+from outbox.sessions.hint_sender import HintSender
 
 pytest.register_assert_rewrite("support.store_agreement", "support.roles")  # their assertions are a test's
 

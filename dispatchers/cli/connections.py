@@ -63,7 +63,7 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
 
     After the commit the dispatchers are woken: a decision mostly makes something due.
     """
-    from outbox.hints import hint_at_once
+    from outbox.sessions.hints import hint_at_once
     from outbox.sql.dialect import prepare_sqlite
 
     tables = _tables(target)
@@ -79,7 +79,7 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
 @contextmanager
 def deciding_in_batches(target: Target) -> "Iterator[tuple[Engine, Tables]]":
     """An engine for several transactions. The dispatchers are woken at the end, also if the block was left early."""
-    from outbox.hints import hint_at_once
+    from outbox.sessions.hints import hint_at_once
 
     with deciding(target) as (connection, tables):
         engine = connection.engine

@@ -10,8 +10,8 @@ from sqlalchemy.engine import URL
 
 from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
-from outbox.hints import hint_at_once
 from outbox.migrations.targets import require_durable, synchronous
+from outbox.sessions.hints import hint_at_once
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of

@@ -26,7 +26,7 @@ from dispatchers.store.own_transaction import begin, guarded, require_intact
 from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete
-from outbox.session import flush_all, hint_after_commit
+from outbox.sessions.session import flush_all, hint_after_commit
 from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 

@@ -25,7 +25,7 @@ from dispatchers.store.own_transaction import begin as begin_own
 from dispatchers.store.own_transaction import discard_ended, guarded, require_intact
 from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
-from outbox.session import flush_all, hint_after_commit
+from outbox.sessions.session import flush_all, hint_after_commit
 from outbox.sql.connections import write_iso_dates
 from outbox.sql.dialect import leave_autocommit, require_transaction
 

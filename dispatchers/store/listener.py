@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 
 from dispatchers.threads import on_own_thread
 from outbox.configuration import Configuration
-from outbox.hints import hearing
+from outbox.sessions.hints import hearing
 from outbox.sql.hint_messages import NOTIFY, Due, Hint, decode, encode
 from outbox.sql.separate_connections import backend_pid, break_off, separate_async_engine, separate_engine
 

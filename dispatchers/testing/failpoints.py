@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
-import outbox.session
+import outbox.sessions.session
 from dispatchers.admin.decide import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
 from dispatchers.pipeline import batch, sender, triage
@@ -37,8 +37,8 @@ _STORES = (claims_postgresql, claims_plain)
 
 POINTS: Mapping[str, Seam] = {
     # the app's transaction
-    "enqueue.before_flush": Seam((outbox.session,), "insert_entries", "before"),
-    "enqueue.after_flush": Seam((outbox.session,), "insert_entries", "after"),
+    "enqueue.before_flush": Seam((outbox.sessions.session,), "insert_entries", "before"),
+    "enqueue.after_flush": Seam((outbox.sessions.session,), "insert_entries", "after"),
     # claim, send, settle
     "claim.before_commit": Seam(_STORES, "claim", "after", lambda arguments, claimed: bool(claimed)),
     "claim.after_commit": Seam(

@@ -36,7 +36,6 @@ except ModuleNotFoundError as error:
 
 from outbox.django import joined_session
 from outbox.errors import ConfigurationError, RequestRefused
-from outbox.fingerprint import canonical_json
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
@@ -49,6 +48,7 @@ from outbox.http.policy import (
     too_large,
 )
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by, undone_by_conflict
+from outbox.requests.fingerprint import canonical_json
 from outbox.requests.responses import Response as KeptResponse
 from outbox.sql.dialect import sqlstate
 

@@ -45,7 +45,7 @@ from outbox.http.policy import (
 )
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
-from outbox.session import sync_session
+from outbox.sessions.session import sync_session
 
 __all__ = ["Idempotency", "as_response"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock, change_options, checked_wait
 from outbox.default_outbox import default
 from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED
@@ -16,6 +15,7 @@ from outbox.http.problems import NAMES, TYPES, problem_of
 from outbox.http.waiting import MAX_WAITING, limited_wait
 from outbox.instance import DAY, Outbox
 from outbox.keys import pae
+from outbox.requests.claim_block import IdempotentBlock, change_options, checked_wait
 from outbox.requests.responses import Response
 from outbox.times import check_span
 

@@ -32,12 +32,12 @@ except ModuleNotFoundError as error:
     raise missing("outbox.http.starlette", "starlette", error) from error
 
 from outbox.errors import ClaimError, ConfigurationError, RequestRefused
-from outbox.fingerprint import Fingerprint, fingerprint
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions
 from outbox.http.starlette_exchange import Exchange, RequestBody, in_session
 from outbox.http.transaction import ClaimedRequest, SessionT, undone_by_conflict
+from outbox.requests.fingerprint import Fingerprint, fingerprint
 from outbox.requests.responses import Response as KeptResponse
 
 _EXCHANGE = "outbox.http.exchange"

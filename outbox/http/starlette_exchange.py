@@ -19,9 +19,9 @@ from outbox.errors import ClaimError, OutboxError, RequestRefused, RequestUndone
 from outbox.http.answers import with_added
 from outbox.http.policy import Policy, require_whole_body, too_large
 from outbox.http.transaction import RequestTransaction
-from outbox.idempotency import Claim
+from outbox.requests.idempotency import Claim
 from outbox.requests.responses import Response
-from outbox.session import sync_session
+from outbox.sessions.session import sync_session
 
 Result = TypeVar("Result")
 Headers = Sequence[tuple[bytes, bytes]]

@@ -20,12 +20,12 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from outbox.default_outbox import default
+from outbox.entries.status import EntryStatus
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.instance import Outbox
 from outbox.keys import check_field
 from outbox.requests.responses import Response
 from outbox.requests.status import RequestStatus, check_sources
-from outbox.status import EntryStatus
 
 log = logging.getLogger("outbox.http.status_route")
 

@@ -10,11 +10,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock, change_options
 from outbox.errors import ClaimLost, RequestRefused, RequestUndone
 from outbox.http.answers import Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
-from outbox.idempotency import Claim
+from outbox.requests.claim_block import IdempotentBlock, change_options
+from outbox.requests.idempotency import Claim
 from outbox.requests.records import RETRY_AFTER
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import request_savepoint

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Connection, FromClause, select, update
 
 from outbox.errors import LeaseLost
-from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.body_key import BodyRequest, choose_key
+from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response, columns_with
 from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction

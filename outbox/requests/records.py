@@ -33,13 +33,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
-from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey, parent_id
-from outbox.mismatches import count_mismatch
 from outbox.observer import ClaimObservation
+from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.responses import Response, state_with
+from outbox.sessions.entry_rows import PiggybackedInsert
+from outbox.sessions.mismatches import count_mismatch
 from outbox.sql.connections import LockBudget
 from outbox.sql.dialect import (
     SERIALIZATION_FAILURE,

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, NestedTransaction, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from outbox.session import flush_all, state_of
+from outbox.sessions.session import flush_all, state_of
 from outbox.sql.dialect import is_aborted, lost_savepoint
 from outbox.sql.fast_execute import execute
 from outbox.sql.mariadb_settings import was_undone

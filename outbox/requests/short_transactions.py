@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError
-from outbox.session import AsyncSessionLike
+from outbox.sessions.session import AsyncSessionLike
 from outbox.sql.dialect import CONFLICTS, sqlstate
 from outbox.startup_checks import AsyncEngineLike
 

@@ -11,14 +11,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
+from outbox.entries.status import EntryStatus, entries_of_request
 from outbox.errors import InvalidValue
 from outbox.keys import check_field, check_id
 from outbox.requests.accepted import poll_after
 from outbox.requests.responses import Response
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql.connections import require_connection
 from outbox.sql.dialect import clock, stored_body
-from outbox.status import EntryStatus, entries_of_request
 
 RequestState = Literal["accepted", "leased", "succeeded", "failed"]
 

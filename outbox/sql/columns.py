@@ -355,7 +355,7 @@ def record(prefix: str) -> list[Any]:
 
 
 def mismatch(prefix: str, schema: str | None) -> list[Any]:
-    """How many requests came with the key of a record, and differed. They are written apart: `outbox.mismatches`."""
+    """How many requests came with the key of a record, and differed. They are written apart: `outbox.sessions.mismatches`."""
     record = f"{prefix}record.id" if schema is None else f"{schema}.{prefix}record.id"
     return [
         # an app or maintenance that deletes the record needs no right on this table

@@ -40,12 +40,12 @@ from dispatchers.settings import Settings as DispatcherSettings
 from dispatchers.testing.failpoints import POINTS
 from outbox import Keyring, Outbox, ParentKey, keys
 from outbox.configuration import Configuration, Settings
+from outbox.entries.status import State
 from outbox.http import HEADER, REPLAYED, Policy
 from outbox.http.header import EXAMPLE_KEY, MAX_KEY_BYTES
 from outbox.http.openapi import kinds_by_status
 from outbox.http.policy import MAX_BODY_BYTES
 from outbox.http.problems import type_uri
-from outbox.status import State
 
 # --- docs/idempotency-page.md
 

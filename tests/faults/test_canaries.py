@@ -20,7 +20,7 @@ from support.entries import put_one, run_once
 import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql.statement_errors import HIDDEN
 
 DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]

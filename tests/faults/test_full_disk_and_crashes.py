@@ -31,7 +31,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 YEAR = timedelta(days=365)
 

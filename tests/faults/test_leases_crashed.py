@@ -13,7 +13,7 @@ from support.python_processes import PIPE, PythonProcess, run_python
 
 import outbox
 from dispatchers.testing.stripe_ledger import StripeLedger
-from outbox.leases import LeasedAttempt
+from outbox.requests.leases import LeasedAttempt
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.database import Database, Order
 from support.entries import states
 
 import outbox
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 FACTORY = """
 import asyncio

@@ -21,7 +21,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import wakeup
 from dispatchers.store.database import DatabaseStore
 from outbox import migrations
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 WAIT = {"wait": timedelta(seconds=TEST_TIMEOUT)}
 POOL = 8

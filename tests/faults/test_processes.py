@@ -25,7 +25,7 @@ from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.testing.postgres import temporary_postgres
 from dispatchers.time_limits import Window
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 # --- processes that stop for a while
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import outbox
-from outbox.fingerprint import canonical_json, fingerprint
+from outbox.requests.fingerprint import canonical_json, fingerprint
 
 texts = st.text(max_size=12)
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

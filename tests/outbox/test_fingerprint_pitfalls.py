@@ -16,7 +16,7 @@ from werkzeug.datastructures import ImmutableMultiDict, MultiDict
 
 import outbox
 from outbox import Fingerprint
-from outbox.fingerprint import FINGERPRINT_VERSION, fingerprint
+from outbox.requests.fingerprint import FINGERPRINT_VERSION, fingerprint
 
 
 def django_dict(pairs):

@@ -26,7 +26,7 @@ from support.hints import (
 )
 
 import outbox
-from outbox import hint_sender, hints
+from outbox.sessions import hint_sender, hints
 from outbox.sql.hint_messages import Hint
 
 pytestmark = pytest.mark.sends_hints

@@ -16,7 +16,7 @@ from support.database import REQUEST, Database
 from support.hints import CRM, TEST_TIMEOUT, by_connection, by_session, enqueue, listening, wait_for
 
 import outbox
-from outbox import hint_sender, hints
+from outbox.sessions import hint_sender, hints
 
 pytestmark = pytest.mark.sends_hints
 

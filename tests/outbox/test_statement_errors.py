@@ -18,7 +18,7 @@ from support.database import Database
 
 import outbox
 from outbox import configuration
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql import statement_errors
 from outbox.sql.functions import function_name
 from outbox.sql.identifiers import quoted_table

@@ -7,9 +7,9 @@ from support.public_api import MODULES, describe, public_members, read_snapshot,
 
 import outbox
 from dispatchers import Completed, SettledEntry, Settlement
-from outbox.claim_block import IdempotentBlock
-from outbox.inbox import InboxBlock
-from outbox.leases import FencedBlock, LeasedBlock
+from outbox.requests.claim_block import IdempotentBlock
+from outbox.requests.inbox import InboxBlock
+from outbox.requests.leases import FencedBlock, LeasedBlock
 
 ATTRIBUTES = {
     outbox.Claim: "accept id parent reject replayed require_response respond response",

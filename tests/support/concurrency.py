@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import outbox
-from outbox.claim_block import IdempotentBlock
+from outbox.requests.claim_block import IdempotentBlock
 from support.database import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 Result = TypeVar("Result")

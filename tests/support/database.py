@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
-from outbox.claim_block import IdempotentBlock
+from outbox.requests.claim_block import IdempotentBlock
 from outbox.sql.schema import tables_of
 from outbox.times import MICROSECOND
 from support.compiled_statements import SHARED

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import outbox
-from outbox.leases import LeasedAttempt, LeasedBlock
+from outbox.requests.leases import LeasedAttempt, LeasedBlock
 from support.database import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order
 from support.retention import shift
 

@@ -30,7 +30,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import DecisionRefused, EntryNotFound
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND, NEVER
 from support.database import TABLES, Database

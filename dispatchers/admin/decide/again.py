@@ -18,9 +18,9 @@ from dispatchers.admin.decide.safe import Offer
 from dispatchers.admin.read.entries import no_entry
 from dispatchers.store.queries import unreadable
 from outbox.configuration import Configuration
-from outbox.entry_rows import NewEntry, insert_entries
 from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
+from outbox.sessions.entry_rows import NewEntry, insert_entries
 from outbox.sql.deployment import require_current_secret
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 

@@ -31,9 +31,9 @@ from dispatchers.store.database_identity import is_suspended
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.stuck_groups import free_stuck, head_of
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
+from outbox.entries.payload import encode_json
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
-from outbox.payload import encode_json
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables

@@ -18,12 +18,12 @@ from dispatchers.admin.read.plain_values import parsed_or_text
 from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
+from outbox.entries.status import waiting_reason
 from outbox.errors import EntryNotFound
 from outbox.keys import Tag, encode_native
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
-from outbox.status import waiting_reason
 from outbox.times import NEVER
 
 MAX_CANDIDATES = 10

@@ -123,7 +123,7 @@ def test_answered_is_no_state_of_an_open_request(database: Database) -> None:
 
 
 def mismatch(database: Database, id: UUID, requests: int, minutes: int) -> None:
-    """As `outbox.mismatches` counts; its last request came so many minutes ago."""
+    """As `outbox.sessions.mismatches` counts; its last request came so many minutes ago."""
     at = clock_plus(timedelta(minutes=-minutes))
     database.execute(sa.insert(TABLES.mismatch).values(id=id, requests=requests, first_at=at, last_at=at))
 

@@ -15,7 +15,7 @@ import outbox
 from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
-from outbox.hints import hint_at_once
+from outbox.sessions.hints import hint_at_once
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import wakeup
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Survey
-from outbox.hint_sender import HintSender
+from outbox.sessions.hint_sender import HintSender
 
 pytestmark = pytest.mark.sends_hints
 

@@ -17,7 +17,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Settle
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb

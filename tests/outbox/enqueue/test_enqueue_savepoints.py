@@ -8,7 +8,7 @@ from support.database import Order, colliding_order
 from support.enqueued import enqueue, expire_all, forget_all, listen, parents
 
 import outbox
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 

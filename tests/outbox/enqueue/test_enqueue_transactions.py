@@ -10,7 +10,7 @@ from support.python_processes import run_python
 
 import outbox
 from outbox.errors import ClaimError
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 

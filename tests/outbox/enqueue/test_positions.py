@@ -14,7 +14,7 @@ from support.database import TABLES, Database
 
 import outbox
 from outbox.requests import records
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql import positions
 from outbox.sql.connections import LockBudget
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from support.database import ALL, CHARGE, PAYLOAD, REQUEST, TABLES, Order
 
 import outbox
-from outbox.fingerprint import fingerprint
+from outbox.requests.fingerprint import fingerprint
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 

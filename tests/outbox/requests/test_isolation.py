@@ -19,7 +19,7 @@ import outbox
 from dispatchers import Delivered, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 
 pytestmark = pytest.mark.as_app
 

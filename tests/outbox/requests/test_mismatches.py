@@ -15,8 +15,9 @@ from support.database import REQUEST, TABLES, Database
 from support.hints import TEST_TIMEOUT, driver_url, listening, wait_for
 
 import outbox
-from outbox import hint_sender, hints, migrations
+from outbox import migrations
 from outbox.errors import RequestMismatch
+from outbox.sessions import hint_sender, hints
 from outbox.sql.mismatch_counts import CountTables, statements
 
 pytestmark = [pytest.mark.as_app, pytest.mark.sends_hints]

@@ -10,7 +10,7 @@ import stripe
 from sqlalchemy.orm import Session
 
 import outbox
-from outbox.leases import LeasedAttempt
+from outbox.requests.leases import LeasedAttempt
 from support.database import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 MOMENTS = (

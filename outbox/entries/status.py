@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
 from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, ids_under, parent_id
-from outbox.session import flush_all
+from outbox.sessions.session import flush_all
 from outbox.sql.connections import require_connection
 from outbox.sql.dialect import clock, require_transaction
 from outbox.sql.functions import function_name

@@ -26,21 +26,21 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
-from outbox.idempotency import OpenRequest, response_of
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
 from outbox.observer import ClaimObservation, observed
 from outbox.requests import lease_records
 from outbox.requests.body_key import BodyRequest
+from outbox.requests.claim_block import IdempotentBlock
+from outbox.requests.idempotency import OpenRequest, response_of
 from outbox.requests.lease_records import Lease, Taken
 from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal
 from outbox.requests.records import RecordKey, key_in_flight
 from outbox.requests.responses import Response, response_to_keep
 from outbox.requests.savepoints import nested_savepoint
 from outbox.requests.short_transactions import Source, checked_source, run, run_async
-from outbox.session import AnySession, ClaimedParent, state_of
+from outbox.sessions.session import AnySession, ClaimedParent, state_of
 from outbox.sql.dialect import SERIALIZATION_FAILURE, is_busy, is_timeout, sqlstate
 
 log = logging.getLogger("outbox.leases")

@@ -16,11 +16,11 @@ from sqlalchemy.exc import InvalidRequestError, MissingGreenlet
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags, take_tag
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
-from outbox.hints import UnsentHints
 from outbox.keys import ParentKey
-from outbox.pending_entries import PendingEntries, PendingEntry
+from outbox.sessions.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags, take_tag
+from outbox.sessions.hints import UnsentHints
+from outbox.sessions.pending_entries import PendingEntries, PendingEntry
 from outbox.sql.dialect import require_transaction
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from outbox.configuration import Configuration
-from outbox.hints import AFTER_OUTER_COMMIT, harmless, sender_of
+from outbox.sessions.hints import AFTER_OUTER_COMMIT, harmless, sender_of
 from outbox.sql.mismatch_counts import Mismatch
 from outbox.sql.separate_connections import backend_pid
 

@@ -9,13 +9,13 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import ClaimBlock
 from outbox.configuration import Configuration
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
-from outbox.idempotency import OpenRequest
 from outbox.keys import ParentKey, check_field
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import choose_key
+from outbox.requests.claim_block import ClaimBlock
+from outbox.requests.idempotency import OpenRequest
 from outbox.requests.records import RecordKey, claim_key
 from outbox.requests.responses import Response
 from outbox.times import check_span

@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, Pool, event
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import NewEntry
-from outbox.hint_sender import THREAD_NAME, Committing, HintSender
+from outbox.sessions.entry_rows import NewEntry
+from outbox.sessions.hint_sender import THREAD_NAME, Committing, HintSender
 from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
 from outbox.sql.separate_connections import backend_pid
 

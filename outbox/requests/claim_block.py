@@ -12,13 +12,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, RequestRefused
-from outbox.idempotency import Claim, OpenRequest
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
+from outbox.requests.idempotency import Claim, OpenRequest
 from outbox.requests.records import LockWait, RecordKey, claim_key, key_in_flight
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import Savepoint, nested_savepoint
-from outbox.session import AnySession, flush_all, state_of, sync_session, unscoped
+from outbox.sessions.session import AnySession, flush_all, state_of, sync_session, unscoped
 from outbox.sql.dialect import is_busy, is_timeout
 from outbox.sql.key_locks import wait_for_lock
 from outbox.times import NOTHING, check_span

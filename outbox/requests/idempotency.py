@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered
 from outbox.keys import ParentKey, check_operation
 from outbox.requests.accepted import accepted_response, require_open_entries
@@ -22,7 +21,8 @@ from outbox.requests.records import RecordKey, insert_record, record_insert, req
 from outbox.requests.replay_guard import ReplayGuard
 from outbox.requests.responses import Response, response_to_keep
 from outbox.requests.savepoints import Savepoint, nested_savepoint, request_savepoint
-from outbox.session import ClaimedParent, OpenClaim, state_of
+from outbox.sessions.entry_rows import PiggybackedInsert
+from outbox.sessions.session import ClaimedParent, OpenClaim, state_of
 
 
 class OpenRequest(OpenClaim):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Entry, NewEntry, take_tag
+from outbox.sessions.entry_rows import Entry, NewEntry, take_tag
 
 
 class PendingEntry:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Entry, NewEntry
+from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue, ParentRequired
 from outbox.keys import ChildKey, ParentKey, check_field, derive_tag, encode_native, entry_id, key_fields
-from outbox.payload import encode_json
-from outbox.session import AnySession, ClaimedParent, state_of, sync_session
+from outbox.sessions.entry_rows import Entry, NewEntry
+from outbox.sessions.session import AnySession, ClaimedParent, state_of, sync_session
 from outbox.times import EPOCH, MAX_SPAN, NEVER
 from outbox.trace_headers import NO_HEADERS, Enqueued
 
