@@ -124,9 +124,14 @@ class DjangoTransactions:
             )
 
     def _is_lost(self) -> bool:
-        """Whether the server has ended the connection, or there was none. One that the callback has closed is not lost."""
-        driver: Any = connections[self._using].connection
-        return driver is None or driver.broken
+        """Whether the server has ended the connection, or there was none.
+
+        One that the callback has closed is not lost. If it came from Django's pool, there is none any more.
+        """
+        django: Any = connections[self._using]
+        if django.closed_in_transaction:
+            return False
+        return django.connection is None or bool(django.connection.broken)
 
     def _raise_known(self, error: DjangoError) -> NoReturn:
         """Raise what is not the callback's fault as SQLAlchemy's error of the same cause, and everything else unchanged."""

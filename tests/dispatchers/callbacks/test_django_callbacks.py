@@ -28,11 +28,21 @@ from outbox.errors import ConfigurationError
 Work = Callable[[Any, Settlement], Any]
 
 
-@pytest.fixture
-def shop(postgresql: Database) -> Iterator[Database]:
+POOLED = pytest.param(True, marks=pytest.mark.skipif(django.VERSION < (5, 1), reason="Django 5.1 brings the option"))
+
+
+@pytest.fixture(params=[False, POOLED], ids=["own connections", "pool"])
+def shop(request: pytest.FixtureRequest, postgresql: Database) -> Iterator[Database]:
     use_django(postgresql, "READ_COMMITTED", [])
+    ours = connections["default"]
+    if request.param:
+        connections.settings["default"]["OPTIONS"]["pool"] = True
     yield postgresql
-    connections["default"].close()
+    ours.close()
+    if request.param:
+        connections.settings["default"]["OPTIONS"]["pool"] = True  # a test may have set Django up again
+        ours.close_pool()
+        connections.settings["default"]["OPTIONS"].pop("pool")
 
 
 @cache
