@@ -200,7 +200,7 @@ def _dispatchers(connection: Connection, context: Context) -> list[DispatcherSee
 
 def _running(connection: Connection, context: Context) -> Iterable[Finding]:
     lags = read_lags(connection, context.tables, _now(connection))
-    yield from rules.running(_dispatchers(connection, context), max(lags.values(), default=timedelta(0)))
+    yield from rules.running(_dispatchers(connection, context), max(lags.values(), default=None))
 
 
 def _waiting(connection: Connection, context: Context) -> Iterable[Finding]:

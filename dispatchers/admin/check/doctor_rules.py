@@ -44,12 +44,12 @@ class Finding:
 # --- who runs
 
 
-def running(dispatchers: Sequence[DispatcherSeen], waited: timedelta) -> Iterator[Finding]:
-    """waited: for how long the oldest due entry has been waiting."""
-    if waited > UNCLAIMED and not live(dispatchers):
+def running(dispatchers: Sequence[DispatcherSeen], waited: timedelta | None) -> Iterator[Finding]:
+    """waited: for how long the oldest due entry has been waiting; None if none is due. Soon after a restart no process reports."""
+    if waited is not None and not live(dispatchers):
         yield Finding(
             check="running",
-            severity="error",
+            severity="error" if waited > UNCLAIMED else "notice",
             text=f"entries have been due for {_span(waited)} and no dispatcher is live",
             meaning="nothing is sent, unless a process without heartbeats does it: run_once(), or an older release",
             remedy="start `outbox run`, and see in its log why it stopped",
