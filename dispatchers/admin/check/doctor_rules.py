@@ -45,7 +45,7 @@ class Finding:
 
 
 def running(dispatchers: Sequence[DispatcherSeen], waited: timedelta | None) -> Iterator[Finding]:
-    """waited: for how long the oldest due entry has been waiting; None if none is due. Soon after a restart no process reports."""
+    """waited: for how long the oldest due entry has been waiting; None if none is due."""
     if waited is not None and not live(dispatchers):
         yield Finding(
             check="running",
