@@ -21,7 +21,9 @@ log = logging.getLogger("outbox.dispatcher")
 
 MAX_REPORT_SECONDS = 10.0
 MAX_GIVE_UP_SECONDS = 3.0
-LATE_SECONDS = 0.5  # an event loop that calls a timer later than this was blocked
+LATE_SECONDS = 0.1  # an event loop that calls a timer later than this was blocked
+MAX_PART_SECONDS = 0.5  # a longer wait has several timers, each of which shows whether the event loop was blocked
+MOMENT_SECONDS = 0.5  # after a block, to read what has arrived
 
 
 class DatabaseSilent(TimeoutError):
@@ -109,8 +111,9 @@ class Silence:
 
 
 class _Timer:
-    """Calls `act` after some seconds. If the event loop comes late, because it was blocked, it gets a moment to read the answer,
-    which may have arrived meanwhile.
+    """Calls `act` after some seconds in which the event loop was not blocked.
+
+    After a block it gets a moment to read the answer, which may have arrived meanwhile.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, act: Callable[[], None]) -> None:
@@ -119,12 +122,16 @@ class _Timer:
         self._set(seconds)
 
     def _set(self, seconds: float) -> None:
-        self._when = self._loop.time() + seconds
+        part = min(seconds, MAX_PART_SECONDS)
+        self._left = seconds - part
+        self._when = self._loop.time() + part
         self._handle = self._loop.call_at(self._when, self._ring)
 
     def _ring(self) -> None:
         if self._loop.time() - self._when > LATE_SECONDS:
-            self._set(LATE_SECONDS)
+            self._set(max(self._left, MOMENT_SECONDS))
+        elif self._left > 0:
+            self._set(self._left)
         else:
             self._act()
 

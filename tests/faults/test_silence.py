@@ -100,12 +100,17 @@ def test_the_log_of_a_silent_database_names_no_function(postgresql: Database, ca
     assert "has not answered for 0.8 s (a query); after 1.6 s this process drops the connection" in caplog.text
 
 
+@pytest.mark.parametrize("limits", [(0.02, 0.03, 0.04), (0.17, 0.18, 0.19)], ids=["far over", "just over"])
 def test_a_blocked_event_loop_is_not_taken_for_a_silent_database(
-    postgresql: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    postgresql: Database,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: tuple[float, float, float],
 ) -> None:
     timeouts = Timeouts(timedelta(seconds=60))
-    timeouts.report, timeouts.drop, timeouts.give_up = 0.02, 0.03, 0.04
+    timeouts.report, timeouts.drop, timeouts.give_up = limits
     monkeypatch.setattr(watchdog, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "MAX_PART_SECONDS", 0.05)
     silence = Silence(postgresql.engine, timeouts, "a query")
     answered, given_up = threading.Event(), list[bool]()
 
