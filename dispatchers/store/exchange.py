@@ -18,6 +18,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from dispatchers.flow_control.fair_share import FairCursor
+from dispatchers.steady_clock import steady_clock
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.flow_control import claim_throttled
@@ -39,6 +40,10 @@ log = logging.getLogger("outbox.dispatcher")
 PROBED_ROWS = 500  # rows of one try, in the search for a row that cannot be claimed
 
 
+class LateClaim(Exception):
+    """The leases of a claim have ended before its transaction: it must not be committed."""
+
+
 class NotCommitted(Exception):
     """Rolls back a transaction that was only a try."""
 
@@ -58,7 +63,9 @@ class Exchanges:
     ) -> Exchange:
         """callbacks_read: the recorded callbacks when the settlements were decided.
 
-        Raises `CallbacksChanged`, and those errors of the database that do not come from single rows.
+        A claim that has outlasted its own leases, as in an event loop that was blocked meanwhile, is rolled back: else its
+        entries would count as maybe sent when others claim them. Raises `CallbacksChanged`, and those errors of the database that
+        do not come from single rows.
         """
         left = sorted(settlements, key=lambda settlement: settlement[0].id.int)
         postponed: set[Lease] = set()
@@ -68,6 +75,8 @@ class Exchanges:
             except NextIsLocked as locked:
                 postponed |= locked.leases
                 left = [ending for ending in left if ending[0].lease not in locked.leases]
+            except LateClaim:
+                request = None
             except Exception as error:
                 is_divided = is_conflict(error) and left and request is not None
                 if not (is_of_one_row(error) or is_of_the_moment(error) or is_divided):
@@ -86,6 +95,7 @@ class Exchanges:
         callbacks_read: str | None,
         connection: Connection,
     ) -> Exchange:
+        began = steady_clock()  # the database's now() is the transaction's start
         flow_update = request.flow_update if request else None
         if flow_update is not None or (request is None and not settlements):
             guard(connection, self._guards)
@@ -108,6 +118,8 @@ class Exchanges:
             claimed = claim(request, None if settlements else self._guards)  # the settling statement has set the guards
         else:
             claimed = []
+        if claimed and steady_clock() - began >= request.lease.total_seconds():
+            raise LateClaim
         return Exchange(settled, claimed, len(must_wait) + len(ended), flow_states, ended=ended)
 
     def settle(
@@ -172,6 +184,8 @@ class Exchanges:
             return parts
         try:
             claimed = await self._claim_alone(request, callbacks_read)
+        except LateClaim:
+            return parts
         except Exception as refused:
             if not settlements:
                 raise

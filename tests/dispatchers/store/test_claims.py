@@ -29,10 +29,11 @@ from support.entries import (
 
 import outbox
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.store import claims_plain, claims_postgresql
+from dispatchers.store import claims_plain, claims_postgresql, exchange
 from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
+from dispatchers.transitions import Settle
 from outbox.sql.dialect import is_passing
 from outbox.times import EPOCH, NEVER
 
@@ -273,6 +274,25 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
     with engine.connect() as connection:
         assert connection.exec_driver_sql(asked).one() == (own, "off")
     engine.dispose()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_claim_that_outlasts_its_leases_is_not_committed_but_what_it_settles(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """With an async driver a blocked event loop keeps the transaction open. Other processes would take its leases over."""
+    bench.put()
+    settled = claim_one(bench.store)
+    id = bench.put()
+    times = iter([0.0, LEASE.total_seconds() * is_late, 0.0])
+    monkeypatch.setattr(exchange, "steady_clock", lambda: next(times))
+
+    found = asyncio.run(bench.store.exchange([(settled, Settle("delivered", 1))], claim_request()))
+
+    assert found.settled == {settled.lease}
+    assert [entry.id for entry in found.claimed] == ([] if is_late else [id])
+    row = bench.row(id)
+    assert (row.state, row.deliveries) == (("pending", 0) if is_late else ("sending", 1))
 
 
 def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
