@@ -1,8 +1,8 @@
 """Notices on a thread of its own that an event loop is blocked, and then releases what was claimed and has not begun.
 
-One thread watches an event loop for all dispatchers that run on it. It asks the event loop each second for a sign of life. It
-cannot notice a block that keeps Python's lock. During a block each dispatcher's entries are released on a thread of their own, so
-that a database that hangs delays no other.
+One thread watches an event loop for all dispatchers that run on it. It asks the event loop each second for a sign of life, and
+more often if a lease is short. It cannot notice a block that keeps Python's lock. During a block each dispatcher's entries are
+released on a thread of their own, so that a database that hangs delays no other.
 """
 
 import asyncio
@@ -24,9 +24,11 @@ from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.dispatcher")
 
-ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
-BLOCKED_SECONDS = (1.0, 5.0)
-"""A quarter of the lease, within these bounds: so long the event loop may be blocked. Then there is time for the releases."""
+MAX_ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
+MAX_BLOCKED_SECONDS = 5.0
+"""An eighth of the lease, and at most these times: so long the event loop may be blocked, and so long it is not asked. Then most of
+the lease is left for the releases.
+"""
 RELEASED_SECONDS = 1.0  # after a block, for the releases that have not ended: their number is logged
 MAX_RELEASES = 100  # at a time; other databases follow when one ends
 MAX_FRAMES = 3
@@ -51,8 +53,7 @@ class Watched:
     def __init__(self, loops: ClaimLoops, store: Store, activity: ActivityLog, lease: timedelta) -> None:
         self.sending = loops.sending
         self.activity = activity
-        least, most = BLOCKED_SECONDS
-        self.max_seconds = min(max(least, lease.total_seconds() / 4), most)
+        self.max_seconds = min(lease.total_seconds() / 8, MAX_BLOCKED_SECONDS)
         self._unstarted = loops.unstarted
         self._store = store
         self._unreleased = Taken((), ())
@@ -136,15 +137,19 @@ class LoopWatch:
         if not self._watched:
             self._ended.set()
 
+    @property
+    def _max_seconds(self) -> float:
+        """How long the event loop may be blocked: as the shortest lease allows."""
+        return min((each.max_seconds for each in self._watched), default=MAX_BLOCKED_SECONDS)
+
     def _watch(self, loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
-        while not ended.wait(ASK_SECONDS):
+        while not ended.wait(min(self._max_seconds, MAX_ASK_SECONDS)):
             began, alive = time.monotonic(), threading.Event()
-            seconds = min((each.max_seconds for each in self._watched), default=BLOCKED_SECONDS[1])
             try:
                 loop.call_soon_threadsafe(alive.set)
             except RuntimeError:  # the loop was closed
                 return
-            if not alive.wait(seconds) and not ended.is_set():
+            if not alive.wait(self._max_seconds) and not ended.is_set():
                 self._handle_block(loop, began, alive, ended)
 
     def _handle_block(
@@ -159,7 +164,7 @@ class LoopWatch:
         )
         while True:
             self._releases.begin(self._watched)
-            if alive.wait(ASK_SECONDS) or ended.is_set():
+            if alive.wait(min(self._max_seconds, MAX_ASK_SECONDS)) or ended.is_set():
                 break
         seconds = time.monotonic() - began
         released = self._releases.count(RELEASED_SECONDS)
