@@ -1,10 +1,10 @@
 """Assertions for the tests of an app: what has the app enqueued?
 
-    from outbox.testing import assert_enqueued, refute_enqueued
+    from outbox.testing import assert_enqueued, assert_not_enqueued
 
     place_order(session)
     assert_enqueued(session, "stripe.payment_intents.create", {"amount": 2000}, parent="order:42")
-    refute_enqueued(session, "email.send")
+    assert_not_enqueued(session, "email.send")
 
 The functions flush the session and read in its own transaction. So a test that rolls back at its end sees what its code would
 have committed. With an AsyncSession, await them; a call that is not awaited fails the test, which would otherwise pass.
@@ -29,7 +29,7 @@ from outbox.keys import ParentKey, as_parent_key
 from outbox.sessions.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
 from outbox.sql.schema import Tables
 
-__all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "refute_enqueued"]
+__all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "assert_not_enqueued"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Enqueued:
 
 
 class Conditions(TypedDict, total=False):
-    """parent: the entry's parent key. using: the outbox; by default the one of `outbox.configure`."""
+    """parent: the entry's parent key. outbox: the outbox; by default the one of `outbox.configure`."""
 
     parent: str | ParentKey | None
-    using: Outbox | None
+    outbox: Outbox | None
 
 
 class Counted(Conditions, total=False):
@@ -92,15 +92,15 @@ def _holds(payload: Any, wanted: Any) -> bool:
 
 
 @overload
-def all_enqueued(session: Session | scoped_session[Any], *, using: Outbox | None = None) -> list[Enqueued]: ...
+def all_enqueued(session: Session | scoped_session[Any], *, outbox: Outbox | None = None) -> list[Enqueued]: ...
 @overload
-def all_enqueued(session: AsyncSessionLike, *, using: Outbox | None = None) -> Awaitable[list[Enqueued]]: ...
-def all_enqueued(session: Any, *, using: Outbox | None = None) -> Any:
+def all_enqueued(session: AsyncSessionLike, *, outbox: Outbox | None = None) -> Awaitable[list[Enqueued]]: ...
+def all_enqueued(session: Any, *, outbox: Outbox | None = None) -> Any:
     """Return every entry that the session sees, ordered by transaction, oldest first.
 
-    using: the outbox; by default the one of `outbox.configure`.
+    outbox: the outbox; by default the one of `outbox.configure`.
     """
-    tables = (using or default).configuration.tables
+    tables = (outbox or default).configuration.tables
     return in_session(session, lambda inner: _read(inner, tables))
 
 
@@ -123,23 +123,23 @@ def assert_enqueued(session: Any, operation: str, payload: Any = None, **conditi
 
 
 @overload
-def refute_enqueued(
+def assert_not_enqueued(
     session: Session | scoped_session[Any],
     operation: str | None = None,
     payload: Any = None,
     **conditions: Unpack[Conditions],
 ) -> list[Enqueued]: ...
 @overload
-def refute_enqueued(
+def assert_not_enqueued(
     session: AsyncSessionLike, operation: str | None = None, payload: Any = None, **conditions: Unpack[Conditions]
 ) -> Awaitable[list[Enqueued]]: ...
-def refute_enqueued(
+def assert_not_enqueued(
     session: Any, operation: str | None = None, payload: Any = None, **conditions: Unpack[Conditions]
 ) -> Any:
     """Assert that no entry matches. Without an operation, assert that there is no entry at all."""
     __tracebackhide__ = True
-    none: Counted = {"parent": conditions.get("parent"), "using": conditions.get("using"), "count": 0}
-    return _require_in(session, operation, payload, "refute_enqueued", none)
+    none: Counted = {"parent": conditions.get("parent"), "outbox": conditions.get("outbox"), "count": 0}
+    return _require_in(session, operation, payload, "assert_not_enqueued", none)
 
 
 def _require_in(session: Any, operation: str | None, payload: Any, name: str, conditions: Counted) -> Any:
@@ -147,7 +147,7 @@ def _require_in(session: Any, operation: str | None, payload: Any, name: str, co
     parent, count = conditions.get("parent"), conditions.get("count", 1)
     parent_key = None if parent is None else as_parent_key(parent)
     wanted = _Wanted(operation, payload, parent_key, conditions.get("discriminator"))
-    tables = (conditions.get("using") or default).configuration.tables
+    tables = (conditions.get("outbox") or default).configuration.tables
     if not hasattr(unscoped(session), "run_sync"):
         return _require(_read(sync_session(unscoped(session)), tables), wanted, count)
 

@@ -26,9 +26,9 @@ from dispatchers import (
 )
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.testing.draining import drain
-from outbox.testing import all_enqueued, assert_enqueued, refute_enqueued
+from outbox.testing import all_enqueued, assert_enqueued, assert_not_enqueued
 
-ASSERTIONS: dict[str, Any] = {"assert_enqueued": assert_enqueued, "refute_enqueued": refute_enqueued}
+ASSERTIONS: dict[str, Any] = {"assert_enqueued": assert_enqueued, "assert_not_enqueued": assert_not_enqueued}
 CHARGE = "stripe.payment_intents.create"
 PAYLOAD = {"amount": 2000, "metadata": {"order": "42", "shop": "1"}}
 
@@ -43,7 +43,7 @@ def test_what_was_enqueued_is_found_before_it_is_flushed(database: Database, ob:
     with database.session() as session:
         entry = ob.enqueue(session, CHARGE, PAYLOAD, parent="order:42", options={"account": "acct_1"}, ordering_key="a")
 
-        (found,) = assert_enqueued(session, CHARGE, using=ob)
+        (found,) = assert_enqueued(session, CHARGE, outbox=ob)
 
     assert (found.id, found.operation, found.payload, found.parent) == (
         entry.id,
@@ -72,7 +72,7 @@ def test_part_of_an_entry_is_enough_to_find_it(database: Database, ob: outbox.Ou
     with database.session() as session:
         ob.enqueue(session, CHARGE, PAYLOAD, parent="order:42", discriminator="first")
 
-        assert_enqueued(session, CHARGE, using=ob, **wanted)
+        assert_enqueued(session, CHARGE, outbox=ob, **wanted)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_not_there_fails_and_shows_what_is(
     with postgresql.session() as session:
         ob.enqueue(session, CHARGE, {"amount": 2000}, parent="order:42", discriminator="a")
 
-        text = failure(lambda: assert_enqueued(session, CHARGE, using=ob, **wanted))
+        text = failure(lambda: assert_enqueued(session, CHARGE, outbox=ob, **wanted))
 
     assert text == (
         f"0 entries are 'stripe.payment_intents.create'{listed}, not 1; enqueued are:"
@@ -106,22 +106,22 @@ def test_one_too_many_fails(database: Database, ob: outbox.Outbox) -> None:
         for line in ("1", "2"):
             ob.enqueue(session, "email.send", {}, parent="order:42", discriminator=line)
 
-        assert len(assert_enqueued(session, "email.send", count=2, using=ob)) == 2
-        assert failure(lambda: assert_enqueued(session, "email.send", using=ob)).startswith(
+        assert len(assert_enqueued(session, "email.send", count=2, outbox=ob)) == 2
+        assert failure(lambda: assert_enqueued(session, "email.send", outbox=ob)).startswith(
             "2 entries are 'email.send', not 1; enqueued are:"
         )
 
 
 def test_what_must_not_be_there_fails_if_it_is(database: Database, ob: outbox.Outbox) -> None:
     with database.session() as session:
-        refute_enqueued(session, using=ob)
-        assert failure(lambda: assert_enqueued(session, CHARGE, using=ob)).endswith("not 1; enqueued is: nothing")
+        assert_not_enqueued(session, outbox=ob)
+        assert failure(lambda: assert_enqueued(session, CHARGE, outbox=ob)).endswith("not 1; enqueued is: nothing")
 
         ob.enqueue(session, CHARGE, PAYLOAD, parent="order:42")
 
-        refute_enqueued(session, "email.send", using=ob)
-        refute_enqueued(session, CHARGE, {"amount": 1}, using=ob)
-        assert failure(lambda: refute_enqueued(session, using=ob)).startswith("1 entries are anything, not 0;")
+        assert_not_enqueued(session, "email.send", outbox=ob)
+        assert_not_enqueued(session, CHARGE, {"amount": 1}, outbox=ob)
+        assert failure(lambda: assert_not_enqueued(session, outbox=ob)).startswith("1 entries are anything, not 0;")
 
 
 def test_the_configured_outbox_is_asked_by_default(
@@ -140,9 +140,9 @@ def test_an_async_session_is_awaited(postgresql: Database, ob: outbox.Outbox) ->
     async def main() -> None:
         async with postgresql.async_session() as session:
             ob.enqueue(session, CHARGE, PAYLOAD, parent="order:42")
-            assert len(await assert_enqueued(session, CHARGE, using=ob)) == 1
-            await refute_enqueued(session, "email.send", using=ob)
-            assert len(await all_enqueued(session, using=ob)) == 1
+            assert len(await assert_enqueued(session, CHARGE, outbox=ob)) == 1
+            await assert_not_enqueued(session, "email.send", outbox=ob)
+            assert len(await all_enqueued(session, outbox=ob)) == 1
 
     asyncio.run(main())
 
@@ -287,7 +287,7 @@ def test_an_assertion_that_is_not_awaited_fails_the_test(
 ) -> None:
     async def green_by_mistake() -> None:
         async with sqlite.async_session() as session:
-            ASSERTIONS[assertion](session, "crm.upsert", using=ob)
+            ASSERTIONS[assertion](session, "crm.upsert", outbox=ob)
             if awaits_more:
                 await session.rollback()
 
@@ -302,7 +302,7 @@ def test_an_assertion_that_is_not_awaited_fails_the_test(
 
 def test_a_failing_assertion_shows_no_line_of_ours(sqlite: Database, ob: outbox.Outbox) -> None:
     with sqlite.session() as session, pytest.raises(AssertionError) as failed:
-        assert_enqueued(session, "crm.upsert", using=ob)
+        assert_enqueued(session, "crm.upsert", outbox=ob)
 
     shown = [entry for entry in failed.traceback if not entry.ishidden(failed)]
     assert [entry.path for entry in shown] == [Path(__file__)]
