@@ -127,7 +127,7 @@ class Counted(NatsAdapter):
     """Publishes each job. seen: is called with each."""
 
     def __init__(self, url: str, stream: str, seen: Callable[[Delivery], None]) -> None:
-        super().__init__(url, stream=stream, window=timedelta(hours=1))
+        super().__init__(urls=url, stream=stream, window=timedelta(hours=1))
         self._seen = seen
 
     async def send_batch(self, deliveries: Sequence[Delivery], answered: Callable[[int, Outcome], None]) -> None:

@@ -2,7 +2,7 @@
 
     from outbox import inboxes
 
-    identity = inboxes.from_sqs(received, scope="shop", attribute="event_id")
+    identity = inboxes.from_sqs(received, scope="shop")
     with outbox.inbox(session, consumer="billing", **identity) as message:
         ...
 
@@ -98,7 +98,7 @@ class KafkaMessage(Protocol):
     def leader_epoch(self) -> int | None: ...
 
 
-def from_kafka(message: KafkaMessage, *, scope: str, header: str) -> MessageIdentity:
+def from_kafka(message: KafkaMessage, *, scope: str, header: str = "event_id") -> MessageIdentity:
     """The producer's id, from the named header. It stays the same in a retry topic, a dead-letter topic, a mirror or a resend.
 
     scope: who gave the ids, for example the producer's name. Not the topic.
@@ -204,7 +204,7 @@ def from_redis(fields: Mapping[Any, Any], *, scope: str, field: str = "event_id"
 # --- Amazon SQS
 
 
-def from_sqs(message: Mapping[str, Any], *, scope: str, attribute: str) -> MessageIdentity:
+def from_sqs(message: Mapping[str, Any], *, scope: str, attribute: str = "event_id") -> MessageIdentity:
     """The producer's id, from the named message attribute. It stays the same after a redrive from the dead-letter queue.
 
     scope: who gave the ids, for example the producer's name. Request the attribute when you receive:

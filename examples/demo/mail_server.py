@@ -74,7 +74,7 @@ class Doorkeeper:
         for recipient in envelope.rcpt_tos:
             mail = Mail(
                 message_id=headers["Message-ID"],
-                key=headers["X-Idempotency-Key"],
+                key=headers["Idempotency-Key"],
                 recipient=recipient,
                 order_id=headers["X-Order-Id"],
                 subject=headers["Subject"],

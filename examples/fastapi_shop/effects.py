@@ -43,7 +43,7 @@ def make_dispatcher() -> Dispatcher:
     email = SmtpAdapter(
         host=os.environ["SMTP_HOST"],
         port=int(os.environ["SMTP_PORT"]),
-        tls="starttls" if "SMTP_USERNAME" in os.environ else "none",
+        encryption="starttls" if "SMTP_USERNAME" in os.environ else "none",
         username=os.environ.get("SMTP_USERNAME"),
         password=os.environ.get("SMTP_PASSWORD"),
         sender="The shop <shop@example.com>",

@@ -89,7 +89,7 @@ def keys_of(messages: list[Any]) -> list[str]:
 
 
 def test_a_message_has_the_child_key_where_an_inbox_finds_it(server: str, queue: Queue) -> None:
-    adapter = SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+    adapter = SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
     (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}, ordering_key="customer:ada"))
 
@@ -104,7 +104,7 @@ def test_a_message_has_the_child_key_where_an_inbox_finds_it(server: str, queue:
 
 def test_a_second_send_under_a_key_is_no_second_message(server: str, queue: Queue) -> None:
     def adapter() -> SqsFifoAdapter:
-        return SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+        return SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
     outcomes = send(adapter(), delivery("ck1_a"), delivery("ck1_b")) + send(adapter(), delivery("ck1_a"))
 
@@ -114,7 +114,7 @@ def test_a_second_send_under_a_key_is_no_second_message(server: str, queue: Queu
 
 @pytest.mark.parametrize("ordering_key", ["customer:ada lovelace", "kundin:änne", "k" * 129])
 def test_an_ordering_key_that_is_no_group_id_is_hashed(server: str, queue: Queue, ordering_key: str) -> None:
-    adapter = SqsFifoAdapter(queue.url, boto3_session=SESSION, endpoint_url=server)
+    adapter = SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
     send(adapter, *(delivery(key, ordering_key=ordering_key) for key in ("ck1_a", "ck1_b")))
 
@@ -126,7 +126,7 @@ def test_an_ordering_key_that_is_no_group_id_is_hashed(server: str, queue: Queue
 def test_a_batch_has_at_most_ten_messages_and_a_mebibyte() -> None:
     with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
         remote.behave(faulty_aws.sqs_taken())
-        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+        adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
         large = json.dumps("x" * 400_000).encode()
 
         send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
@@ -142,7 +142,7 @@ def test_a_refused_batch_is_sent_message_by_message() -> None:
     """One entry was wrong, and the answer does not name it: the others must not fail with it."""
     with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
         remote.behave(refused(400, "InvalidParameterValue"))
-        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+        adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
 
         outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
 
@@ -155,7 +155,7 @@ def test_what_waits_too_long_for_a_thread_is_not_sent() -> None:
     """Its dispatcher has given it up then, and may have sent it elsewhere."""
     with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
         remote.behave(faulty_aws.sqs_taken())
-        adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
+        adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
 
         async def late() -> Outcome:
             return await adapter.send(delivery()._replace(deadline=asyncio.get_running_loop().time() + 14))
@@ -174,7 +174,7 @@ def test_a_topic_passes_key_and_group_on_to_a_queue(server: str, queue: Queue) -
     topic = client.create_topic(Name="orders.fifo", Attributes={"FifoTopic": "true"})["TopicArn"]
     raw = {"RawMessageDelivery": "true"}
     client.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue.arn, Attributes=raw)
-    adapter = SnsFifoAdapter(topic, boto3_session=SESSION, endpoint_url=server)
+    adapter = SnsFifoAdapter(topic=topic, boto3_session=SESSION, endpoint_url=server)
 
     outcomes = send(adapter, *(delivery(key, ordering_key="customer:ada") for key in ("ck1_a", "ck1_b")))
 
@@ -203,7 +203,7 @@ def bus(server: str, standard: Queue) -> str:
 
 
 def test_an_event_has_the_child_key_where_an_inbox_finds_it(server: str, standard: Queue, bus: str) -> None:
-    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+    adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
     (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}))
 
@@ -217,7 +217,7 @@ def test_an_event_has_the_child_key_where_an_inbox_finds_it(server: str, standar
 
 def test_eventbridge_deduplicates_nothing(server: str, standard: Queue, bus: str) -> None:
     """What `window=None` declares: the second send is a second event."""
-    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+    adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
     outcomes = send(adapter, delivery("ck1_a")) + send(adapter, delivery("ck1_a"))
 
@@ -230,7 +230,7 @@ def test_eventbridge_deduplicates_nothing(server: str, standard: Queue, bus: str
 @pytest.mark.parametrize("body", [b"[1, 2]", b'"text"', b"null", b'{"metadata": 7}'])
 def test_any_payload_becomes_the_data_of_an_event(server: str, standard: Queue, bus: str, body: bytes) -> None:
     """EventBridge takes only objects as the detail."""
-    adapter = EventBridgeAdapter(bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
+    adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
     send(adapter, delivery(body=body))
 
@@ -242,7 +242,7 @@ def test_each_event_of_a_batch_has_its_own_outcome() -> None:
     failing = [{"EventId": "e-1"}, {"ErrorCode": "MalformedDetail"}, {"ErrorCode": "InternalFailure"}]
     with faulty_aws.faulty_aws(faulty_aws.event_entries) as remote:
         remote.behave(faulty_http.answer(200, json={"FailedEntryCount": 2, "Entries": failing}))
-        adapter = EventBridgeAdapter("shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
+        adapter = EventBridgeAdapter(bus="shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
 
         outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
 
@@ -253,7 +253,7 @@ def test_each_event_of_a_batch_has_its_own_outcome() -> None:
 def test_a_request_has_at_most_ten_events() -> None:
     with faulty_aws.faulty_aws(faulty_aws.event_entries) as remote:
         remote.behave(faulty_aws.event_taken())
-        adapter = EventBridgeAdapter("shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
+        adapter = EventBridgeAdapter(bus="shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
 
         outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
 
@@ -265,7 +265,7 @@ def test_a_request_has_at_most_ten_events() -> None:
 @pytest.mark.parametrize("source", ["", "aws.shop"])
 def test_a_source_that_eventbridge_does_not_take_is_an_error_at_the_start(source: str) -> None:
     with pytest.raises(ConfigurationError, match="source="):
-        EventBridgeAdapter("shop", source=source, boto3_session=SESSION)
+        EventBridgeAdapter(bus="shop", source=source, boto3_session=SESSION)
 
 
 # --- the settings
@@ -293,7 +293,7 @@ def test_a_bad_setting_is_an_error_at_the_start(changed: dict[str, Any], text: s
 
 
 def test_an_entry_cannot_name_a_queue_that_is_not_fifo() -> None:
-    adapter = SqsFifoAdapter(QUEUE, boto3_session=SESSION, endpoint_url="http://127.0.0.1:1")
+    adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url="http://127.0.0.1:1")
 
     (outcome,) = send(adapter, delivery(options={"queue": QUEUE.removesuffix(".fifo")}))
 

@@ -23,7 +23,15 @@ from support.stripe_sends import API_KEY, INTENT
 from support.stripe_sends import delivery as payment
 from support.transports import post
 
-from dispatchers.adapters import HttpAdapter, RestateAdapter, StripeAdapter
+from dispatchers.adapters import (
+    HttpAdapter,
+    ImapSearch,
+    NatsAdapter,
+    RabbitMqAdapter,
+    RestateAdapter,
+    SmtpAdapter,
+    StripeAdapter,
+)
 from dispatchers.adapters.causes import WORDS, Cause, nothing_sent, words_of
 from dispatchers.adapters.http_client.proxies import Proxies
 from dispatchers.adapters.http_client.request_writer import Origin
@@ -235,7 +243,7 @@ def test_a_proxy_for_the_sdk_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -
 MAKERS: list[Callable[..., Any]] = [
     lambda **settings: StripeAdapter(api_key=API_KEY, **settings),
     lambda **settings: HttpAdapter(base_url="https://crm.test", **settings),
-    lambda **settings: RestateAdapter("https://restate.test", **settings),
+    lambda **settings: RestateAdapter(url="https://restate.test", **settings),
 ]
 
 
@@ -251,6 +259,26 @@ def test_every_http_adapter_takes_a_proxy_and_authorities(
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
     with pytest.raises(ConfigurationError, match=r"the environment's SSL_CERT_FILE='/nowhere\.pem' is no file"):
         make()
+
+
+OTHERS: list[Callable[..., Any]] = [
+    lambda **settings: SmtpAdapter(host="mail.test", **settings),
+    lambda **settings: ImapSearch(host="mail.test", username="shop", password="sesame", **settings),
+    lambda **settings: RabbitMqAdapter(urls="amqps://mq.test", **settings),
+    lambda **settings: NatsAdapter(urls="tls://nats.test", stream="ORDERS", **settings),
+]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_adapters_of_other_protocols_take_authorities_in_the_same_form(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, client_tls = tls_contexts(tmp_path, "DNS:localhost")
+
+    for authorities in (None, client_tls, authority(tmp_path), tmp_path):
+        make(tls=authorities)
+    with pytest.raises(ConfigurationError, match=r"tls='/nowhere\.pem' is no file or directory of CA certificates"):
+        make(tls="/nowhere.pem")
 
 
 def test_a_given_context_is_used_and_not_changed(tmp_path: Path) -> None:
@@ -338,7 +366,7 @@ def test_tls_that_fails_has_its_reason(kind: str, tmp_path: Path) -> None:
     async def scenario() -> tuple[str, Outcome]:
         settings = {} if kind == "unknown authority" else {"tls": client_tls}
         async with serving(answering(), server_tls) as port:
-            mail = adapter_for(port, host="localhost", tls="tls", tls_context=settings.get("tls"))
+            mail = adapter_for(port, host="localhost", encryption="tls", tls=settings.get("tls"))
             return (
                 await asyncio.to_thread(reason, f"https://localhost:{port}", **settings),
                 await send_mail(mail),

@@ -89,7 +89,7 @@ class TestSqsFifo(AwsSuite):
     scenarios = scenarios(faulty_aws.sqs_taken, faulty_aws.sqs_failed, refused)
 
     def made(self, **settings: Any) -> Adapter:
-        return SqsFifoAdapter(QUEUE, boto3_session=SESSION, **settings)
+        return SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, **settings)
 
 
 class TestSnsFifo(AwsSuite):
@@ -97,7 +97,7 @@ class TestSnsFifo(AwsSuite):
     scenarios = scenarios(faulty_aws.sns_taken, faulty_aws.sns_failed, refused_in_xml)
 
     def made(self, **settings: Any) -> Adapter:
-        return SnsFifoAdapter(TOPIC, boto3_session=SESSION, **settings)
+        return SnsFifoAdapter(topic=TOPIC, boto3_session=SESSION, **settings)
 
 
 class TestEventBridge(AwsSuite):
@@ -117,4 +117,4 @@ class TestEventBridge(AwsSuite):
     )
 
     def made(self, **settings: Any) -> Adapter:
-        return EventBridgeAdapter("shop", source="com.example.shop", boto3_session=SESSION, **settings)
+        return EventBridgeAdapter(bus="shop", source="com.example.shop", boto3_session=SESSION, **settings)

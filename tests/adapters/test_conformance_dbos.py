@@ -126,7 +126,7 @@ class OfDbos:
             self.database.execute(RESTORED)
 
     def adapter(self, remote: FaultyDbos, timeout: timedelta) -> Adapter:
-        return DbosAdapter(remote.engine(), queue="orders", window=timedelta(days=7), timeout=timeout)
+        return DbosAdapter(engine=remote.engine(), queue="orders", window=timedelta(days=7), timeout=timeout)
 
 
 class TestDbos(OfDbos, AdapterSuite):
@@ -155,7 +155,7 @@ class TestDbos(OfDbos, AdapterSuite):
             raise error
 
         monkeypatch.setattr(DBOSClient, "enqueue_in_transaction", fail)
-        return DbosAdapter(self.database.url, queue="orders", window=timedelta(days=7))
+        return DbosAdapter(engine=self.database.url, queue="orders", window=timedelta(days=7))
 
 
 class TestDbosLookups(OfDbos, LookupSuite):

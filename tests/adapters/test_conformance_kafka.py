@@ -58,7 +58,12 @@ class TestKafka(AdapterSuite):
         return faulty_kafka()
 
     def adapter(self, remote: FaultyKafka, timeout: timedelta) -> Adapter:
-        return KafkaAdapter(remote.servers, topic=remote.topic, timeout=timeout, settings={"sasl.password": PASSWORD})
+        return KafkaAdapter(
+            bootstrap_servers=remote.servers,
+            topic=remote.topic,
+            timeout=timeout,
+            client_options={"sasl.password": PASSWORD},
+        )
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         class Failing(Producer):
@@ -67,4 +72,4 @@ class TestKafka(AdapterSuite):
 
         monkeypatch.setattr(kafka_producer, "Producer", Failing)
         monkeypatch.setattr(kafka_producer.RunningProducer, "is_proven", lambda producer, topic: True)
-        return KafkaAdapter("127.0.0.1:1")
+        return KafkaAdapter(bootstrap_servers="127.0.0.1:1")

@@ -75,11 +75,11 @@ class TestNats(AdapterSuite):
             remote.stop()
 
     def adapter(self, remote: FakeNats, timeout: timedelta) -> Adapter:
-        return NatsAdapter(f"nats://shop:{PASSWORD}@127.0.0.1:{remote.port}", stream=STREAM, timeout=timeout)
+        return NatsAdapter(urls=f"nats://shop:{PASSWORD}@127.0.0.1:{remote.port}", stream=STREAM, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*arguments: object, **named: object) -> None:
             raise error
 
         monkeypatch.setattr(Client, "connect", fail)
-        return NatsAdapter("nats://127.0.0.1:1", stream=STREAM)
+        return NatsAdapter(urls="nats://127.0.0.1:1", stream=STREAM)

@@ -58,14 +58,14 @@ class RabbitMqSuite(AdapterSuite):
 
     def adapter(self, remote: FakeRabbitMq, timeout: timedelta) -> Adapter:
         url = f"amqp://shop:{PASSWORD}@127.0.0.1:{remote.port}/"
-        return RabbitMqAdapter(url, exchange=self.exchange, routing_key="orders.{operation}", timeout=timeout)
+        return RabbitMqAdapter(urls=url, exchange=self.exchange, routing_key="orders.{operation}", timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*arguments: object, **named: object) -> None:
             raise error
 
         monkeypatch.setattr(aiormq, "connect", fail)
-        return RabbitMqAdapter("amqp://127.0.0.1:1/")
+        return RabbitMqAdapter(urls="amqp://127.0.0.1:1/")
 
     def exception(self, cls: type[Exception], text: str) -> Exception:
         if issubclass(cls, aiormq.exceptions.PublishError):

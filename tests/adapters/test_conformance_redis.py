@@ -73,14 +73,14 @@ class RedisSuite(AdapterSuite):
 
     def adapter(self, remote: FakeRedis, timeout: timedelta) -> Adapter:
         url = f"redis://shop:{PASSWORD}@127.0.0.1:{remote.port}"
-        return RedisAdapter(url, stream="orders.{operation}", replicas=self.replicas, timeout=timeout)
+        return RedisAdapter(urls=url, stream="orders.{operation}", replicas=self.replicas, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*arguments: object, **named: object) -> None:
             raise error
 
         monkeypatch.setattr(Connection, "connect", fail)
-        return RedisAdapter("redis://127.0.0.1:1")
+        return RedisAdapter(urls="redis://127.0.0.1:1")
 
     def exception(self, cls: type[Exception], text: str) -> Exception:
         if issubclass(cls, AskError):

@@ -47,7 +47,7 @@ class OfRestate:
         return self.made(remote.url, timeout=timeout)
 
     def made(self, ingress: str, **settings: Any) -> Adapter:
-        return RestateAdapter(ingress, target=self.target, headers={"Authorization": f"Bearer {TOKEN}"}, **settings)
+        return RestateAdapter(url=ingress, target=self.target, headers={"Authorization": f"Bearer {TOKEN}"}, **settings)
 
 
 class TestRestate(OfRestate, HttpSuite):

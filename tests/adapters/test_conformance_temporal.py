@@ -65,7 +65,7 @@ class OfTemporal:
         return self.made(f"127.0.0.1:{remote.port}", timeout=timeout)
 
     def made(self, server: str, **settings: Any) -> Adapter:
-        return TemporalAdapter(server, task_queue="orders", window=WEEK, api_key=API_KEY, tls=False, **settings)
+        return TemporalAdapter(address=server, task_queue="orders", window=WEEK, api_key=API_KEY, tls=False, **settings)
 
 
 class TestTemporal(OfTemporal, AdapterSuite):

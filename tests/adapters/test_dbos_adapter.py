@@ -32,7 +32,7 @@ dying = failpoint("settle.before")
 dying.__enter__()
 
 def make():
-    orders = DbosAdapter(os.environ["DBOS_URL"], queue="orders", window=FOREVER)
+    orders = DbosAdapter(engine=os.environ["DBOS_URL"], queue="orders", window=FOREVER)
     return Dispatcher(url, outbox=ob, adapters={"orders": orders})
 """
 
@@ -49,7 +49,7 @@ def emptied(dbos: DbosDatabase) -> None:
 
 
 def adapter(dbos: DbosDatabase, **settings: Any) -> DbosAdapter:
-    return DbosAdapter(dbos.url, **{"queue": "orders", "window": FOREVER} | settings)
+    return DbosAdapter(engine=dbos.url, **{"queue": "orders", "window": FOREVER} | settings)
 
 
 def delivery(seconds: float, **fields: Any) -> Delivery:
@@ -149,7 +149,7 @@ def test_nothing_is_committed_after_the_deadline(dbos: DbosDatabase) -> None:
         if "workflow_input" in statement:
             time.sleep(max(0.0, until - time.monotonic()))
 
-    outcome = asked(DbosAdapter(engine, queue="orders", window=FOREVER), "send", seconds=0.4)
+    outcome = asked(DbosAdapter(engine=engine, queue="orders", window=FOREVER), "send", seconds=0.4)
 
     assert isinstance(outcome, Deferred)
     assert dbos.rows() == []
@@ -168,12 +168,12 @@ def test_options_other_than_the_workflow_are_rejected(dbos: DbosDatabase) -> Non
     [
         ("postgresql://db/shop", {"queue": ""}, "queue='' must be the name of a DBOS queue"),
         ("postgresql://db/shop", {"window": None}, "window=None: DBOS keeps the id of a workflow"),
-        ("sqlite:///shop.db", {}, "database has the driver 'sqlite'"),
-        ("secret", {}, r"database must be a URL such as postgresql\+psycopg://... \(it is not shown\)"),
+        ("sqlite:///shop.db", {}, "engine has the driver 'sqlite'"),
+        ("secret", {}, r"engine must be a URL such as postgresql\+psycopg://... \(it is not shown\)"),
     ],
 )
 def test_a_setting_with_which_nothing_could_start_is_an_error(url: str, settings: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised:
-        DbosAdapter(url, **{"queue": "orders", "window": FOREVER} | settings)
+        DbosAdapter(engine=url, **{"queue": "orders", "window": FOREVER} | settings)
 
     assert "secret" not in str(raised.value)

@@ -1,11 +1,13 @@
 """An adapter's declarations: their defaults, and those that are refused before anything is sent."""
 
+import inspect
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.routing import DEFAULTS, LEASE, MARGIN, SECOND, Sender, routes_of
 
+import dispatchers.adapters
 from dispatchers.delivery import Adapter, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.pipeline.routing import check_adapter
 from dispatchers.time_limits import FOREVER, RetryPolicy
@@ -17,6 +19,15 @@ INSTANT = timedelta(microseconds=1)
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_an_adapter_has_the_documented_default(name: str) -> None:
     assert getattr(Adapter, name) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", dispatchers.adapters.__all__)
+def test_every_setting_of_an_adapter_is_given_by_its_name(name: str) -> None:
+    parameters = inspect.signature(getattr(dispatchers.adapters, name)).parameters.values()
+
+    by_place = [each.name for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+
+    assert by_place == (["answer"] if name == "MemoryAdapter" else [])
 
 
 def check(adapter: Any) -> None:

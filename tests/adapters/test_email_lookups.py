@@ -96,7 +96,7 @@ def serving(contexts: Any) -> Callable[..., Any]:
 
 
 def search(server: Imap, contexts: Any, **settings: Any) -> Any:
-    given = {"username": "shop", "password": "sesame", "port": server.server_address[1], "tls_context": contexts[1]}
+    given = {"username": "shop", "password": "sesame", "port": server.server_address[1], "tls": contexts[1]}
     return look(ImapSearch(host="127.0.0.1", **{**given, **settings}))
 
 
@@ -180,7 +180,7 @@ def test_a_server_that_fails_proves_nothing(contexts: Any, serving: Any, broken:
 
 def test_an_invalid_certificate_proves_nothing_and_gets_no_password(contexts: Any, serving: Any) -> None:
     with serving() as server:
-        finding = search(server, contexts, files_at_once=True, tls_context=ssl.create_default_context())
+        finding = search(server, contexts, files_at_once=True, tls=ssl.create_default_context())
 
     assert finding == CannotTell("'Sent' could not be searched: SSLCertVerificationError")
     assert server.commands == []

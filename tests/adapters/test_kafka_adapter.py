@@ -53,11 +53,11 @@ def send(adapter: KafkaAdapter, *deliveries: Delivery) -> list[Outcome]:
 
 
 def event_id(message: Message) -> str:
-    return inboxes.from_kafka(message, scope="shop", header="event-id")["message_id"]
+    return inboxes.from_kafka(message, scope="shop", header="event_id")["message_id"]
 
 
 def test_a_record_has_the_child_key_where_an_inbox_finds_it(kafka: FaultyKafka) -> None:
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic)
 
     (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}, ordering_key="customer:ada"))
 
@@ -70,7 +70,7 @@ def test_a_record_has_the_child_key_where_an_inbox_finds_it(kafka: FaultyKafka) 
 
 
 def test_an_option_names_the_topic_of_an_entry(kafka: FaultyKafka) -> None:
-    adapter = KafkaAdapter(kafka.servers, topic="not-used")
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic="not-used")
 
     outcomes = send(adapter, delivery(options={"topic": kafka.topic}), delivery(options={"partition": 1}))
 
@@ -79,7 +79,7 @@ def test_an_option_names_the_topic_of_an_entry(kafka: FaultyKafka) -> None:
 
 
 def test_sends_at_once_ask_for_the_topic_once(kafka: FaultyKafka) -> None:
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic)
 
     async def at_once() -> tuple[int, int]:
         await sent(adapter, delivery())
@@ -97,7 +97,7 @@ def test_an_entry_is_not_in_doubt_if_the_brokers_went_away_before_it(
     kafka: FaultyKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_producer, "FRESH_SECONDS", 0.0)  # else the first answer may still count
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic, timeout=timedelta(seconds=5))
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic, timeout=timedelta(seconds=5))
 
     async def around_the_end() -> list[Outcome]:
         first = await sent(adapter, delivery("ck1_a"))
@@ -112,7 +112,7 @@ def test_an_entry_is_not_in_doubt_if_the_brokers_went_away_before_it(
 
 def test_records_that_are_too_large_together_are_sent_alone(kafka: FaultyKafka) -> None:
     kafka.max_bytes = 1_000
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic)
 
     async def at_once() -> list[Outcome]:
         await sent(adapter, delivery())
@@ -128,7 +128,7 @@ def test_records_that_are_too_large_together_are_sent_alone(kafka: FaultyKafka) 
 
 
 def test_a_fatal_error_ends_one_producer_and_not_the_adapter(kafka: FaultyKafka) -> None:
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic)
     kafka.behave((OUT_OF_ORDER_SEQUENCE_NUMBER, DELIVER))
 
     outcomes = send(adapter, delivery("ck1_a"), delivery("ck1_b"))
@@ -141,7 +141,7 @@ def test_a_fatal_error_ends_one_producer_and_not_the_adapter(kafka: FaultyKafka)
 @pytest.mark.parametrize("then", [MSG_SIZE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED])
 def test_a_repetition_that_is_refused_leaves_the_record_in_doubt(kafka: FaultyKafka, first: int, then: int) -> None:
     """With the first answer the broker has appended the record, and librdkafka repeats the request."""
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic)
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic)
     kafka.behave((first, then))
 
     (outcome,) = send(adapter, delivery())
@@ -151,7 +151,7 @@ def test_a_repetition_that_is_refused_leaves_the_record_in_doubt(kafka: FaultyKa
 
 def test_what_cannot_be_sent_in_time_is_not_sent(kafka: FaultyKafka) -> None:
     """librdkafka would send it after the deadline, when the dispatcher has given the entry up."""
-    adapter = KafkaAdapter(kafka.servers, topic=kafka.topic, timeout=timedelta(seconds=10))
+    adapter = KafkaAdapter(bootstrap_servers=kafka.servers, topic=kafka.topic, timeout=timedelta(seconds=10))
 
     async def with_little_time() -> Outcome:
         deadline = asyncio.get_running_loop().time() + 5.9
@@ -169,9 +169,9 @@ def test_what_cannot_be_sent_in_time_is_not_sent(kafka: FaultyKafka) -> None:
         ({"bootstrap_servers": ""}, "host:port"),
         ({"key_header": ""}, "name of a header"),
         ({"timeout": timedelta(seconds=4)}, "at least 0:00:05"),
-        ({"settings": {"acks": "1"}}, "must not contain ['acks']"),
-        ({"settings": {"sasl.pasword": "open-sesame"}}, "sasl.pasword"),
-        ({"settings": {"security.protocol": "open-sesame"}}, "security.protocol"),
+        ({"client_options": {"acks": "1"}}, "must not contain ['acks']"),
+        ({"client_options": {"sasl.pasword": "open-sesame"}}, "sasl.pasword"),
+        ({"client_options": {"security.protocol": "open-sesame"}}, "security.protocol"),
         ({"topic": {}}, "topic={}"),
     ],
     ids=str,

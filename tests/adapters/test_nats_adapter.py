@@ -52,7 +52,7 @@ class Stream:
             await asyncio.sleep(0.05)
 
     def adapter(self, **settings: Any) -> NatsAdapter:
-        place = {"servers": self.cluster.urls, "stream": self.name, "subject": f"{self.name}.{{operation}}"}
+        place = {"urls": self.cluster.urls, "stream": self.name, "subject": f"{self.name}.{{operation}}"}
         return NatsAdapter(**place | settings)
 
     async def messages(self, at_least: int = 0) -> list[Any]:
@@ -256,7 +256,7 @@ def test_refusals_by_size_subject_and_permission_leave_the_connection(cluster: C
     """A message that is too large for the server would make it close the connection of all sends in flight."""
 
     async def work(stream: Stream) -> Any:
-        adapter = stream.adapter(servers=cluster.servers, connect={"user": "shop", "password": PASSWORD})
+        adapter = stream.adapter(urls=cluster.servers, client_options={"user": "shop", "password": PASSWORD})
         outcomes = await asyncio.gather(
             sent(adapter, body=b"." * 262_140),
             sent(adapter, body=b"." * 100_000, key="ck1_large"),
@@ -321,7 +321,7 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
 )
 def test_a_subject_that_no_message_may_have_is_rejected_unsent(subject: str) -> None:
     """A server ends the connection after a long one, and executes a command of its API."""
-    adapter = NatsAdapter("nats://127.0.0.1:1", stream="ORDERS")
+    adapter = NatsAdapter(urls="nats://127.0.0.1:1", stream="ORDERS")
 
     outcome = asyncio.run(sent(adapter, options={"subject": subject}))
 
@@ -336,7 +336,7 @@ def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
     server.start()
 
     async def run() -> Any:
-        adapter = NatsAdapter(f"nats://127.0.0.1:{server.port}", stream=STREAM)
+        adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
         sends = [asyncio.create_task(sent(adapter, key=f"ck1_{number}", body=b"x" * 900_000)) for number in range(12)]
         await asyncio.to_thread(server.reads_no_more.wait, 20)
         for send in sends:
@@ -374,26 +374,26 @@ async def _drained(database: Database, ob: outbox.Outbox, stream: Stream) -> Non
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"servers": "127.0.0.1:4222"}, "servers[0] must be a URL"),
-        ({"servers": []}, "must name one server at least"),
+        ({"urls": "127.0.0.1:4222"}, "urls[0] must be a URL"),
+        ({"urls": []}, "must name one server at least"),
         ({"stream": "orders.placed"}, "stream='orders.placed' must be the name of a stream"),
         ({"subject": {}}, "subject={} must be a text"),
         ({"subject": {"orders.placed": ""}}, "or a mapping from operations to texts"),
         ({"subject": "orders.*"}, "subject='orders.*' cannot be used: the subject has a wildcard"),
         ({"subject": {"orders.placed": "$JS.API.INFO"}}, "belongs to the API of the server"),
         ({"window": FOREVER}, "window=FOREVER"),
-        ({"connect": {"allow_reconnect": True}}, "connect has ['allow_reconnect']"),
+        ({"client_options": {"allow_reconnect": True}}, "client_options has ['allow_reconnect']"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        NatsAdapter(**{"servers": "nats://127.0.0.1:4222", "stream": "ORDERS"} | settings)
+        NatsAdapter(**{"urls": "nats://127.0.0.1:4222", "stream": "ORDERS"} | settings)
 
     assert says in str(caught.value)
 
 
 def test_a_mapping_serves_its_own_operations_and_names_a_similar_one() -> None:
-    adapter = NatsAdapter("nats://127.0.0.1:4222", stream="ORDERS", subject={"orders.placed": "shop.orders"})
+    adapter = NatsAdapter(urls="nats://127.0.0.1:4222", stream="ORDERS", subject={"orders.placed": "shop.orders"})
 
     assert adapter.serves("orders.placed")
     assert not adapter.serves("orders.plased")

@@ -44,7 +44,7 @@ def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: py
     monkeypatch.setattr(nats_connection, "CHECK_SECONDS", 0)
     server = Freezing()
     server.start()
-    adapter = NatsAdapter(f"nats://127.0.0.1:{server.port}", stream=STREAM)
+    adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
 
     async def run() -> list[Outcome]:
         server.behave({"publish": HANG})

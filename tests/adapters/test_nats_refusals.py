@@ -49,7 +49,7 @@ def test_a_forbidden_subject_with_capital_letters_is_recognised() -> None:
 def sent_to(server: FakeNats, subjects: Sequence[str]) -> list[Outcome | None]:
     """The outcomes of one batch, with a message for each subject."""
     server.start()
-    adapter = NatsAdapter(f"nats://127.0.0.1:{server.port}", stream=STREAM)
+    adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
     outcomes: dict[int, Outcome] = {}
 
     async def run() -> None:

@@ -79,7 +79,7 @@ def test_an_entry_is_one_persistent_message_whose_id_the_inbox_finds(postgresql:
     async def run() -> Any:
         async with queue(QUORUM) as made:
             await made.bind()
-            adapter = RabbitMqAdapter(URL, exchange=made.name)
+            adapter = RabbitMqAdapter(urls=URL, exchange=made.name)
             working = dispatcher(postgresql.engine, ob, adapters={"orders": adapter})
             await working.run_once()
             await working.close()
@@ -100,7 +100,7 @@ def test_an_entry_is_one_persistent_message_whose_id_the_inbox_finds(postgresql:
 def test_a_message_that_no_queue_takes_waits_until_one_is_bound() -> None:
     async def run() -> Any:
         async with queue(QUORUM) as made:
-            adapter = RabbitMqAdapter(URL, exchange=made.name)
+            adapter = RabbitMqAdapter(urls=URL, exchange=made.name)
             before = await sent(adapter)
             await made.bind()
             after = await sent(adapter, attempt=2)
@@ -118,7 +118,7 @@ def test_a_message_that_no_queue_takes_waits_until_one_is_bound() -> None:
 def test_a_full_queue_defers_and_names_no_doubt() -> None:
     async def run() -> list[Outcome]:
         async with queue({**QUORUM, "x-max-length": 1, "x-overflow": "reject-publish"}) as made:
-            adapter = RabbitMqAdapter(URL, routing_key=made.name)
+            adapter = RabbitMqAdapter(urls=URL, routing_key=made.name)
             outcomes = [await sent(adapter, key=f"ck1_{number}") for number in range(5)]
             await adapter.aclose()
             return outcomes
@@ -135,7 +135,7 @@ def test_a_forbidden_exchange_leaves_no_entry_in_doubt() -> None:
 
     async def run() -> list[Outcome]:
         async with queue(QUORUM, {"internal": True}) as made:
-            adapter = RabbitMqAdapter(URL, exchange=made.name)
+            adapter = RabbitMqAdapter(urls=URL, exchange=made.name)
             outcomes = await asyncio.gather(*(sent(adapter, key=f"ck1_{number}") for number in range(20)))
             await adapter.aclose()
             return outcomes
@@ -151,7 +151,7 @@ def test_many_messages_at_once_are_each_confirmed() -> None:
 
     async def run() -> Any:
         async with queue(QUORUM) as made:
-            adapter = RabbitMqAdapter(URL, routing_key=made.name)
+            adapter = RabbitMqAdapter(urls=URL, routing_key=made.name)
             outcomes = await asyncio.gather(*(sent(adapter, key=key) for key in keys))
             await adapter.aclose()
             return outcomes, await made.messages(len(keys))
@@ -164,7 +164,7 @@ def test_many_messages_at_once_are_each_confirmed() -> None:
 
 def test_an_option_that_is_not_known_and_a_long_key_are_rejected() -> None:
     async def run() -> list[Outcome]:
-        adapter = RabbitMqAdapter(URL)
+        adapter = RabbitMqAdapter(urls=URL)
         return [
             await sent(adapter, options={"subject": "orders"}),
             await sent(adapter, options={"routing_key": "a" * 256}),

@@ -17,7 +17,7 @@ def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
     server.start()
 
     async def run() -> tuple[Outcome, list[Outcome]]:
-        adapter = RabbitMqAdapter(f"amqp://127.0.0.1:{server.port}", exchange="shop")
+        adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
         first = await _sent(adapter, "ck1_first")
         server.behave({"publish": FORBIDDEN})
         outcomes = await asyncio.gather(*(_sent(adapter, f"ck1_{number:03}") for number in range(100)))
@@ -42,7 +42,7 @@ def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
     server.start()
 
     async def run() -> list[Outcome]:
-        adapter = RabbitMqAdapter(f"amqp://127.0.0.1:{server.port}", exchange="shop")
+        adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
         await _sent(adapter, "ck1_first")
         server.behave({"publish": HANG})
         sends = [asyncio.create_task(_sent(adapter, "ck1_taken"))]

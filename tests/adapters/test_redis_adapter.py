@@ -72,7 +72,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
 ) -> None:
     id = put_one(postgresql, ob, "orders.placed")
 
-    asyncio.run(drained(postgresql, ob, RedisAdapter(server.url, stream=stream)))
+    asyncio.run(drained(postgresql, ob, RedisAdapter(urls=server.url, stream=stream)))
 
     assert state(postgresql, id) == "delivered"
     (entry,) = postgresql.entries
@@ -93,7 +93,7 @@ def test_all_messages_of_a_batch_share_a_write(server: Server, stream: str, monk
 
     monkeypatch.setattr(Connection, "send_packed_command", counted)
 
-    outcomes = send(RedisAdapter(server.url, stream=stream), *keys)
+    outcomes = send(RedisAdapter(urls=server.url, stream=stream), *keys)
 
     assert {type(outcome) for outcome in outcomes} == {Delivered}
     assert keys_of(server.messages(stream)) == keys
@@ -102,7 +102,7 @@ def test_all_messages_of_a_batch_share_a_write(server: Server, stream: str, monk
 
 def test_a_batch_waits_for_the_one_before_on_the_same_connection(server: Server, stream: str) -> None:
     async def main() -> list[Outcome]:
-        adapter = RedisAdapter(server.url, stream=stream, connect={"client_name": stream})
+        adapter = RedisAdapter(urls=server.url, stream=stream, client_options={"client_name": stream})
         outcomes = [await sent(adapter, key="ck1_0")]
         for number in range(1, 4):
             server.freeze()
@@ -128,13 +128,13 @@ def test_a_message_that_is_refused_fails_alone_in_its_batch(server: Server, stre
     server.ask("SET", f"{stream}.paid", "no stream")
 
     async def main() -> list[Outcome]:
-        adapter = RedisAdapter(server.url, stream=f"{stream}.{{operation}}")
+        adapter = RedisAdapter(urls=server.url, stream=f"{stream}.{{operation}}")
         operations = ("placed", "paid", "shipped")
         outcomes = await sent_together(adapter, [delivery(operation=operation) for operation in operations])
         await adapter.aclose()
         return outcomes
 
-    adapter = RedisAdapter(server.url, stream={name: f"{stream}.{name}" for name in ("placed", "paid", "shipped")})
+    adapter = RedisAdapter(urls=server.url, stream={name: f"{stream}.{name}" for name in ("placed", "paid", "shipped")})
     outcomes = asyncio.run(main())
 
     assert adapter.serves("paid")
@@ -149,7 +149,7 @@ def test_a_failed_entry_blocks_its_ordering_group_only(
     following = put_one(postgresql, ob, "orders.placed", parent="order:2", ordering_key="ada")
     beside = put_one(postgresql, ob, "orders.placed", parent="order:3", ordering_key="bob")
 
-    asyncio.run(drained(postgresql, ob, RedisAdapter(server.url, stream=stream)))
+    asyncio.run(drained(postgresql, ob, RedisAdapter(urls=server.url, stream=stream)))
 
     assert [state(postgresql, id) for id in (refused, following, beside)] == ["failed", "pending", "delivered"]
     assert len(server.messages(stream)) == 1
@@ -157,7 +157,7 @@ def test_a_failed_entry_blocks_its_ordering_group_only(
 
 def test_redis_deduplicates_nothing(server: Server, stream: str) -> None:
     """What `window=None` declares: the second send is a second message."""
-    adapter = RedisAdapter(server.url, stream=stream)
+    adapter = RedisAdapter(urls=server.url, stream=stream)
 
     outcomes = send(adapter, "ck1_a") + send(adapter, "ck1_a", attempt=2)
 
@@ -167,7 +167,7 @@ def test_redis_deduplicates_nothing(server: Server, stream: str) -> None:
 
 
 def test_a_full_memory_defers_until_there_is_room(server: Server, stream: str) -> None:
-    adapter = RedisAdapter(server.url, stream=stream)
+    adapter = RedisAdapter(urls=server.url, stream=stream)
     server.ask("CONFIG", "SET", "maxmemory", 1)
     try:
         (full,) = send(adapter, "ck1_a")
@@ -181,7 +181,7 @@ def test_a_full_memory_defers_until_there_is_room(server: Server, stream: str) -
 
 def test_a_user_without_permission_leaves_no_entry_in_doubt(server: Server, stream: str) -> None:
     server.ask("ACL", "SETUSER", "shop", "on", ">secret", "~orders*", "+ping", "+hello", "+select")
-    adapter = RedisAdapter(server.url.replace("//", "//shop:secret@"), stream=stream)
+    adapter = RedisAdapter(urls=server.url.replace("//", "//shop:secret@"), stream=stream)
 
     (forbidden,) = send(adapter, "ck1_a")
     server.ask("ACL", "SETUSER", "shop", "+xadd")
@@ -195,7 +195,7 @@ def test_a_user_without_permission_leaves_no_entry_in_doubt(server: Server, stre
 
 
 def test_a_stream_keeps_about_as_many_messages_as_it_should(server: Server, stream: str) -> None:
-    send(RedisAdapter(server.url, stream=stream, maxlen=100), *(f"ck1_{number}" for number in range(500)))
+    send(RedisAdapter(urls=server.url, stream=stream, maxlen=100), *(f"ck1_{number}" for number in range(500)))
 
     kept = keys_of(server.messages(stream))
 
@@ -205,7 +205,7 @@ def test_a_stream_keeps_about_as_many_messages_as_it_should(server: Server, stre
 
 def test_a_server_that_hangs_leaves_doubt_and_then_delays(server: Server, stream: str) -> None:
     async def main() -> list[Outcome]:
-        adapter = RedisAdapter(server.url, stream=stream, timeout=SOON)
+        adapter = RedisAdapter(urls=server.url, stream=stream, timeout=SOON)
         outcomes = [await sent(adapter)]
         server.freeze()
         try:
@@ -230,7 +230,7 @@ def test_a_message_that_was_confirmed_survives_a_kill(server: Server, stream: st
     """The server writes with `appendfsync always`."""
 
     async def main() -> list[Outcome]:
-        adapter = RedisAdapter(server.url, stream=stream)
+        adapter = RedisAdapter(urls=server.url, stream=stream)
         outcomes = [await sent(adapter)]
         server.kill()
         outcomes.append(await sent(adapter, key="ck1_b"))
@@ -255,13 +255,13 @@ def test_a_message_is_delivered_when_the_replica_has_it(tmp_path: Path) -> None:
         replica.ask("REPLICAOF", "127.0.0.1", primary.port)
         wait_for(lambda: primary.ask("ROLE")[2], "a replica")
 
-        (before,) = send(RedisAdapter([replica.url, primary.url], stream="orders", replicas=1), "ck1_a")
+        (before,) = send(RedisAdapter(urls=[replica.url, primary.url], stream="orders", replicas=1), "ck1_a")
         replica.freeze()
-        (unconfirmed,) = send(RedisAdapter(primary.url, stream="orders", replicas=1, timeout=SOON), "ck1_b")
+        (unconfirmed,) = send(RedisAdapter(urls=primary.url, stream="orders", replicas=1, timeout=SOON), "ck1_b")
         replica.thaw()
         primary.kill()
         replica.ask("REPLICAOF", "NO", "ONE")
-        (after,) = send(RedisAdapter([primary.url, replica.url], stream="orders"), "ck1_c")
+        (after,) = send(RedisAdapter(urls=[primary.url, replica.url], stream="orders"), "ck1_c")
 
         assert isinstance(before, Delivered)
         assert unconfirmed == Unknown("the primary has it, but of 1 replicas have confirmed: 0", cooldown=True)
@@ -271,7 +271,7 @@ def test_a_message_is_delivered_when_the_replica_has_it(tmp_path: Path) -> None:
 
 def test_a_primary_that_became_a_replica_is_left_for_the_new_one(tmp_path: Path) -> None:
     async def main(old: Server, new: Server) -> list[Outcome]:
-        adapter = RedisAdapter([old.url, new.url], stream="orders")
+        adapter = RedisAdapter(urls=[old.url, new.url], stream="orders")
         new.ask("REPLICAOF", "127.0.0.1", old.port)
         outcomes = [await sent(adapter)]
         wait_for(lambda: new.messages("orders"), "the message at the replica")
@@ -297,7 +297,7 @@ def test_each_stream_of_a_cluster_is_found_at_its_node(tmp_path: Path) -> None:
     streams = [f"orders.{number}" for number in range(20)]
 
     async def main(servers: list[Server]) -> list[list[Outcome]]:
-        adapter = RedisAdapter([server.url for server in servers], stream={name: name for name in streams})
+        adapter = RedisAdapter(urls=[server.url for server in servers], stream={name: name for name in streams})
 
         async def one_each() -> list[Outcome]:
             return await sent_together(adapter, [delivery(operation=name, key=name) for name in streams])
@@ -328,7 +328,7 @@ def test_each_stream_of_a_cluster_is_found_at_its_node(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_not_known_is_rejected() -> None:
-    (outcome,) = send(RedisAdapter(URL), "ck1_a", options={"subject": "orders"})
+    (outcome,) = send(RedisAdapter(urls=URL), "ck1_a", options={"subject": "orders"})
 
     assert isinstance(outcome, Rejected)
 
@@ -339,7 +339,7 @@ def test_an_option_that_is_not_known_is_rejected() -> None:
         ({"urls": "http://guest:secret@127.0.0.1"}, "urls[0] must be a URL such as rediss://"),
         ({"urls": []}, "must name one server at least"),
         ({"urls": f"{URL}?retry_on_timeout=yes"}, "urls[0] has ['retry_on_timeout']"),
-        ({"connect": {"socket_timeout": 1}}, "connect has ['socket_timeout']"),
+        ({"client_options": {"socket_timeout": 1}}, "client_options has ['socket_timeout']"),
         ({"key_field": "payload"}, "key_field='payload' must be the name of a field other than 'payload'"),
         ({"maxlen": 0}, "maxlen=0 must be an int of at least 1"),
         ({"replicas": -1}, "replicas=-1 must be an int of at least 0"),

@@ -28,7 +28,7 @@ dying = failpoint("settle.before")
 dying.__enter__()
 
 def make():
-    orders = RestateAdapter(os.environ["RESTATE_URL"])
+    orders = RestateAdapter(url=os.environ["RESTATE_URL"])
     return Dispatcher(url, outbox=ob, adapters={"orders": orders})
 """
 
@@ -46,7 +46,7 @@ def key() -> str:
 
 def asked(restate: Restate, verb: str, key: str, *, settings: Any = None, **fields: Any) -> Any:
     """The answer of `send` or `find` of an adapter of its own."""
-    adapter = RestateAdapter(restate.url, **settings or {})
+    adapter = RestateAdapter(url=restate.url, **settings or {})
     given = {"operation": "orders.fulfil", "attempt": 1, "options": {}, "headers": {}} | fields
 
     async def ask() -> Any:
@@ -75,7 +75,7 @@ def test_a_handler_runs_once_although_the_dispatcher_died(
     assert state(postgresql, id) == "sending"
     age(postgresql, HOUR)
 
-    assert run_once(postgresql, ob, adapters={"orders": RestateAdapter(restate.url)}) == 1
+    assert run_once(postgresql, ob, adapters={"orders": RestateAdapter(url=restate.url)}) == 1
 
     assert state(postgresql, id) == "delivered"
     assert ended(restate, "orders/fulfil", "-", "C-1") == [
@@ -174,7 +174,7 @@ def test_a_workflow_without_the_key_is_rejected_by_restate(restate: Restate, key
 
 @pytest.mark.parametrize("options", [{"target": "orders"}, {"target": "a//b"}, {"target": "../b"}, {"queue": "b"}])
 def test_an_option_that_names_no_handler_is_rejected(options: Any) -> None:
-    adapter = RestateAdapter("http://127.0.0.1:1")
+    adapter = RestateAdapter(url="http://127.0.0.1:1")
     delivery = Delivery(uuid4(), "orders.fulfil", b"{}", "ck1_a", 1, options, {}, deadline=0.0)
 
     assert isinstance(asyncio.run(adapter.send(delivery)), Rejected)
@@ -184,7 +184,7 @@ def test_an_option_that_names_no_handler_is_rejected(options: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ingress": "restate.example.com"}, "ingress must be a URL"),
+        ({"url": "restate.example.com"}, "url must be a URL"),
         ({"window": None}, "window=None must be a positive timedelta"),
         ({"target": "orders"}, "the target 'orders' must be Service/handler"),
         ({"target": {"orders.fulfil": "a/b/c/d"}}, "the target 'a/b/c/d' must be Service/handler"),
@@ -195,7 +195,7 @@ def test_an_option_that_names_no_handler_is_rejected(options: Any) -> None:
 )
 def test_a_setting_with_which_nothing_could_start_is_an_error(settings: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        RestateAdapter(**{"ingress": "https://restate.example.com"} | settings)
+        RestateAdapter(**{"url": "https://restate.example.com"} | settings)
 
     assert message in str(raised.value)
     assert "secret" not in str(raised.value)

@@ -53,7 +53,7 @@ def test_the_child_key_is_in_the_message_id_and_in_a_header() -> None:
 
     message = message_from_bytes(mailbox.contents[0], policy=default)
     assert message["Message-ID"] == f"<{KEY}@example.com>"
-    assert message["X-Idempotency-Key"] == KEY
+    assert message["Idempotency-Key"] == KEY
 
 
 def test_the_header_and_the_domain_are_the_user_s() -> None:
@@ -64,7 +64,7 @@ def test_the_header_and_the_domain_are_the_user_s() -> None:
     message = message_from_bytes(mailbox.contents[0], policy=default)
     assert message["Message-ID"] == f"<{KEY}@mail.example.net>"
     assert message["Resend-Idempotency-Key"] == KEY
-    assert "X-Idempotency-Key" not in message
+    assert "Idempotency-Key" not in message
 
 
 def test_the_header_can_be_left_out() -> None:
@@ -302,13 +302,13 @@ def _free_port() -> int:
 # --- configuration
 
 
-@pytest.mark.parametrize(("tls", "port"), [("starttls", 587), ("tls", 465), ("none", 25)])
-def test_the_port_follows_the_encryption(tls: Any, port: int) -> None:
-    assert f"port={port}" in repr(SmtpAdapter(host="mail.example.com", tls=tls))
+@pytest.mark.parametrize(("encryption", "port"), [("starttls", 587), ("tls", 465), ("none", 25)])
+def test_the_port_follows_the_encryption(encryption: Any, port: int) -> None:
+    assert f"port={port}" in repr(SmtpAdapter(host="mail.example.com", encryption=encryption))
 
 
 def test_encryption_by_starttls_is_the_default() -> None:
-    assert "tls='starttls'" in repr(SmtpAdapter(host="mail.example.com"))
+    assert "encryption='starttls'" in repr(SmtpAdapter(host="mail.example.com"))
 
 
 LOGIN = {"username": "shop", "password": "s3cret"}
@@ -322,13 +322,16 @@ LOGIN = {"username": "shop", "password": "s3cret"}
         ({"port": 99999}, "port=99999 must be a number from 1 to 65535"),
         ({"port": "25"}, "port='25' must be a number from 1 to 65535"),
         ({"local_hostname": "a b"}, "local_hostname='a b' must be this machine's name, or [its address]"),
-        ({"tls": "maybe"}, "tls='maybe' must be one of 'starttls', 'tls', 'none'"),
+        ({"encryption": "maybe"}, "encryption='maybe' must be one of 'starttls', 'tls', 'none'"),
         ({"max_connections": 0}, "max_connections=0 must be an int of at least 1"),
         ({"max_connections": "a"}, "max_connections='a' must be an int of at least 1"),
         ({"find": 5}, "find=5 must be a function of the delivery and the Message-ID, or None"),
         ({"username": "shop"}, "username and password must both be text, or both be left out (they are not shown)"),
         ({"password": "s3cret"}, "username and password must both be text, or both be left out (they are not shown)"),
-        ({**LOGIN, "tls": "none"}, "tls='none' would show the password to the network: use tls='starttls' or 'tls',"),
+        (
+            {**LOGIN, "encryption": "none"},
+            "encryption='none' would show the password to the network: use encryption='starttls' or 'tls',",
+        ),
         ({"sender": "shop"}, "sender is not an address: write it as ada@example.com or Ada <ada@example.com>"),
         ({"message_id_domain": "a b"}, "message_id_domain has an invalid domain (it was 'a b')"),
         (
@@ -352,11 +355,11 @@ def test_what_cannot_work_is_refused_at_the_start(settings: Any, text: str) -> N
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "::1"])
 def test_a_password_may_go_in_clear_within_this_machine(host: str) -> None:
-    SmtpAdapter(host=host, tls="none", **LOGIN)
+    SmtpAdapter(host=host, encryption="none", **LOGIN)
 
 
 def test_a_password_may_go_in_clear_where_that_is_asked_for() -> None:
-    SmtpAdapter(host="mail.internal", tls="none", password_in_clear=True, **LOGIN)
+    SmtpAdapter(host="mail.internal", encryption="none", password_in_clear=True, **LOGIN)
 
 
 def test_what_bytes_and_memory_depend_on_is_pinned_where_keys_are_kept() -> None:

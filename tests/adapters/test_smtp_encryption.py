@@ -29,7 +29,7 @@ def test_starttls_comes_before_the_login_and_the_mail(contexts: Any, host: str) 
     outcome = handed_in(
         mailbox,
         server={"tls_context": server, "require_starttls": True},
-        **{"host": host, "tls": "starttls", "tls_context": client, "username": "shop", "password": "right"},
+        **{"host": host, "encryption": "starttls", "tls": client, "username": "shop", "password": "right"},
     )
 
     assert isinstance(outcome, Delivered)
@@ -41,11 +41,19 @@ def test_implicit_tls_encrypts_from_the_first_byte(contexts: Any) -> None:
     server, client = contexts
     mailbox = Mailbox()
 
-    outcome = handed_in(mailbox, MAIL, MAIL, server={"implicit_tls": server}, tls="tls", tls_context=client)
+    outcome = handed_in(mailbox, MAIL, MAIL, server={"implicit_tls": server}, encryption="tls", tls=client)
 
     assert isinstance(outcome, Delivered)
     assert len(mailbox.envelopes) == 2
     assert mailbox.connections == 1
+
+
+def test_a_server_of_the_named_authority_is_trusted(tmp_path: Path) -> None:
+    server, _ = tls_contexts(tmp_path, "IP:127.0.0.1")
+
+    outcome = handed_in(Mailbox(), server={"implicit_tls": server}, encryption="tls", tls=tmp_path / "certificate.pem")
+
+    assert isinstance(outcome, Delivered)
 
 
 def test_a_large_mail_leaves_over_tls(contexts: Any) -> None:
@@ -57,8 +65,8 @@ def test_a_large_mail_leaves_over_tls(contexts: Any) -> None:
         mailbox,
         {**MAIL, "attachments": [attachment]},
         server={"implicit_tls": server},
-        tls="tls",
-        tls_context=client,
+        encryption="tls",
+        tls=client,
     )
 
     assert isinstance(outcome, Delivered)
@@ -68,7 +76,7 @@ def test_a_large_mail_leaves_over_tls(contexts: Any) -> None:
 def test_a_server_without_starttls_gets_nothing() -> None:
     faulty = Faulty()
 
-    outcome = against(faulty, send, tls="starttls", username="shop", password="right")
+    outcome = against(faulty, send, encryption="starttls", username="shop", password="right")
 
     assert outcome == Deferred("STARTTLS: the server does not offer it")
     assert faulty.commands == ["EHLO test"]
@@ -77,7 +85,7 @@ def test_a_server_without_starttls_gets_nothing() -> None:
 def test_a_server_that_takes_starttls_back_gets_nothing() -> None:
     faulty = Faulty(at={"STARTTLS": "454 4.7.0 not now"}, extensions=("STARTTLS",))
 
-    outcome = against(faulty, send, tls="starttls", username="shop", password="right")
+    outcome = against(faulty, send, encryption="starttls", username="shop", password="right")
 
     assert outcome == Deferred("STARTTLS: 454 4.7.0")
     assert faulty.commands == ["EHLO test", "STARTTLS"]
@@ -87,7 +95,7 @@ def test_a_server_that_takes_starttls_back_gets_nothing() -> None:
 def test_a_server_that_only_pretends_to_encrypt_gets_nothing(at: str) -> None:
     faulty = Faulty(at={"STARTTLS": at}, extensions=("STARTTLS",))
 
-    outcome = against(faulty, send, tls="starttls", timeout=timedelta(seconds=2))
+    outcome = against(faulty, send, encryption="starttls", timeout=timedelta(seconds=2))
 
     assert isinstance(outcome, Deferred)
     assert "STARTTLS" in outcome.reason
@@ -100,7 +108,7 @@ def test_a_certificate_that_does_not_hold_gets_nothing(contexts: Any, tls: str) 
     mailbox = Mailbox()
     settings = {"implicit_tls": server} if tls == "tls" else {"tls_context": server}
 
-    outcome = handed_in(mailbox, server=settings, tls=tls, username="shop", password="right")
+    outcome = handed_in(mailbox, server=settings, encryption=tls, username="shop", password="right")
 
     phase = {"starttls": "STARTTLS", "tls": "connect"}[tls]
     assert outcome == Deferred(f"nothing was sent: tls: unknown authority ({phase})")
@@ -110,7 +118,7 @@ def test_a_certificate_that_does_not_hold_gets_nothing(contexts: Any, tls: str) 
 def test_a_certificate_of_another_name_gets_nothing(tmp_path: Path) -> None:
     server, client = tls_contexts(tmp_path, "DNS:mail.example.net")
 
-    outcome = handed_in(Mailbox(), server={"implicit_tls": server}, tls="tls", tls_context=client)
+    outcome = handed_in(Mailbox(), server={"implicit_tls": server}, encryption="tls", tls=client)
 
     assert outcome == Deferred("nothing was sent: tls: host name does not match (connect)")
 
@@ -143,4 +151,4 @@ def test_the_password_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     shown = f"{adapter!r} {adapter._server!r} {outcome!r} {caplog.text}"
     assert "s3cret" not in shown
     assert "shop-user" not in shown
-    assert repr(adapter) == "SmtpAdapter(host='127.0.0.1', port=25, tls='none')"
+    assert repr(adapter) == "SmtpAdapter(host='127.0.0.1', port=25, encryption='none')"

@@ -31,7 +31,7 @@ dying = failpoint("settle.before")
 dying.__enter__()
 
 def make():
-    orders = TemporalAdapter(os.environ["TEMPORAL"], task_queue="orders", window=timedelta(days=7))
+    orders = TemporalAdapter(address=os.environ["TEMPORAL"], task_queue="orders", window=timedelta(days=7))
     return Dispatcher(url, outbox=ob, adapters={"orders": orders})
 """
 
@@ -45,7 +45,7 @@ def temporal() -> Iterator[FakeTemporal]:
 
 
 def adapter(temporal: FakeTemporal, **settings: Any) -> TemporalAdapter:
-    return TemporalAdapter(f"127.0.0.1:{temporal.port}", **{"task_queue": "orders", "window": WEEK} | settings)
+    return TemporalAdapter(address=f"127.0.0.1:{temporal.port}", **{"task_queue": "orders", "window": WEEK} | settings)
 
 
 async def ask(adapter: TemporalAdapter, verb: str = "send", key: str = KEY, **fields: Any) -> Any:
@@ -190,8 +190,8 @@ def test_options_other_than_the_workflow_are_rejected(temporal: FakeTemporal) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"server": "https://secret"}, "server must be host:port"),
-        ({"server": "localhost"}, "server must be host:port"),
+        ({"address": "https://secret"}, "address must be host:port"),
+        ({"address": "localhost"}, "address must be host:port"),
         ({"task_queue": ""}, "task_queue='' must be a text"),
         ({"namespace": ""}, "namespace='' must be a text"),
         ({"window": None}, "window=None must be a positive timedelta"),
@@ -199,7 +199,7 @@ def test_options_other_than_the_workflow_are_rejected(temporal: FakeTemporal) ->
 )
 def test_a_setting_with_which_nothing_could_start_is_an_error(settings: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        TemporalAdapter(**{"server": "localhost:7233", "task_queue": "orders", "window": WEEK} | settings)
+        TemporalAdapter(**{"address": "localhost:7233", "task_queue": "orders", "window": WEEK} | settings)
 
     assert message in str(raised.value)
     assert "secret" not in str(raised.value)

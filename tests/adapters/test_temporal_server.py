@@ -31,7 +31,7 @@ if os.environ.get("DIES"):
     dying.__enter__()
 
 def make():
-    orders = TemporalAdapter(os.environ["TEMPORAL"], task_queue="orders", window=timedelta(days=1))
+    orders = TemporalAdapter(address=os.environ["TEMPORAL"], task_queue="orders", window=timedelta(days=1))
     return Dispatcher(url, outbox=ob, adapters={"orders": orders}, concurrency=5)
 """
 
@@ -43,7 +43,7 @@ def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Temporal]:
 
 
 def adapter(temporal: Temporal, **settings: Any) -> TemporalAdapter:
-    return TemporalAdapter(temporal.address, **{"task_queue": QUEUE, "window": DAY} | settings)
+    return TemporalAdapter(address=temporal.address, **{"task_queue": QUEUE, "window": DAY} | settings)
 
 
 def delivery(key: str, body: bytes = b'{"amount": 2000}', attempt: int = 1, **fields: Any) -> Delivery:

@@ -34,7 +34,7 @@ def delivery(payload: Any = MAIL, *, seconds: float = 30, **fields: Any) -> Deli
 
 
 def adapter_for(port: int, **settings: Any) -> SmtpAdapter:
-    given = {"host": "127.0.0.1", "tls": "none", "sender": "Shop <shop@example.com>", "local_hostname": "test"}
+    given = {"host": "127.0.0.1", "encryption": "none", "sender": "Shop <shop@example.com>", "local_hostname": "test"}
     return SmtpAdapter(port=port, **{**given, **settings})
 
 

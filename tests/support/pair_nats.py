@@ -59,7 +59,7 @@ class NatsPair:
 
     @staticmethod
     def adapter(place: dict[str, Any]) -> Adapter:
-        return NatsAdapter(place["servers"], stream=STREAM, window=WINDOW, timeout=timedelta(seconds=2))
+        return NatsAdapter(urls=place["servers"], stream=STREAM, window=WINDOW, timeout=timedelta(seconds=2))
 
     @staticmethod
     async def consume(place: dict[str, Any], apply: Callable[[Sequence[Received]], list[str]]) -> None:

@@ -42,7 +42,7 @@ class RedisPair:
 
     @staticmethod
     def adapter(place: dict[str, Any]) -> Adapter:
-        return RedisAdapter(place["url"], at_least_once=True, timeout=timedelta(seconds=2))
+        return RedisAdapter(urls=place["url"], at_least_once=True, timeout=timedelta(seconds=2))
 
     @staticmethod
     async def consume(place: dict[str, Any], apply: Callable[[Sequence[Received]], list[str]]) -> None:

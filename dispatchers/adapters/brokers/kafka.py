@@ -1,12 +1,12 @@
 """Kafka: produces each entry as one record, with librdkafka's idempotent producer.
 
-    orders = KafkaAdapter("kafka-1:9092,kafka-2:9092")
+    orders = KafkaAdapter(bootstrap_servers="kafka-1:9092,kafka-2:9092")
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1", ordering_key="customer:ada")
 
 The record goes to the topic `orders.placed`. Its value is the payload's JSON and its key is the entry's ordering key. The child
-key is the header `event-id`, where `outbox.inboxes.from_kafka` finds it.
+key is the header `event_id`, where `outbox.inboxes.from_kafka` finds it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class KafkaAdapter(PlacesAdapter):
         one send: a second send is a second record, so `window` is None. Set it if every consumer has an inbox.
     timeout: how long one send may take, at least 5 seconds. Half of it is librdkafka's `message.timeout.ms`: no record is sent
         later. A quarter is for reaching the brokers.
-    settings: further settings of librdkafka: `security.protocol`, `sasl.password`, `compression.type`. They are never shown.
+    client_options: settings of librdkafka: `security.protocol`, `sasl.password`, `compression.type`. They are never shown.
 
     Before it produces, the adapter asks the brokers for the topic, unless they have just answered. So an entry for brokers that
     are unreachable is not in doubt. Records are partitioned as Kafka's Java client does it (`murmur2_random`).
@@ -58,14 +58,14 @@ class KafkaAdapter(PlacesAdapter):
 
     def __init__(
         self,
-        bootstrap_servers: str,
         *,
+        bootstrap_servers: str,
         topic: str | Mapping[str, str] = OPERATION,
-        key_header: str = "event-id",
+        key_header: str = "event_id",
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
         retry: RetryPolicy = DEFAULT_RETRY,
-        settings: Mapping[str, Any] | None = None,
+        client_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(bootstrap_servers, str) or not bootstrap_servers:
             raise ConfigurationError(
@@ -77,8 +77,8 @@ class KafkaAdapter(PlacesAdapter):
             raise ConfigurationError(
                 f"timeout={timeout!r} must be at least {TIMEOUT_MIN}: librdkafka counts in seconds"
             )
-        if own := sorted(OWN_SETTINGS & (settings or {}).keys()):
-            raise ConfigurationError(f"settings must not contain {own}: the adapter sets them itself")
+        if own := sorted(OWN_SETTINGS & (client_options or {}).keys()):
+            raise ConfigurationError(f"client_options must not contain {own}: the adapter sets them itself")
         self.at_least_once = at_least_once
         self.timeout = timeout
         self.retry = retry
@@ -91,7 +91,7 @@ class KafkaAdapter(PlacesAdapter):
             "log_level": 2,  # its outcomes report what is wrong; librdkafka writes to stderr
             "partitioner": "murmur2_random",
             "retry.backoff.ms": 1000,  # a refusal that comes earlier cannot be the answer to a repetition
-            **(settings or {}),
+            **(client_options or {}),
             "bootstrap.servers": bootstrap_servers,
             "enable.idempotence": True,
             "acks": "all",
@@ -181,7 +181,7 @@ class KafkaAdapter(PlacesAdapter):
             text = str(error.args[0])
             for value in self._settings.values():
                 text = text.replace(f'"{value}"', "that value")
-            raise ConfigurationError(f"librdkafka refuses these settings: {text}") from None
+            raise ConfigurationError(f"librdkafka refuses these client_options: {text}") from None
 
 
 def _is_fatal(error: KafkaException) -> bool:

@@ -1,6 +1,6 @@
 """NATS JetStream: publishes each entry as one message of a stream, which drops a second message with the same id.
 
-    orders = NatsAdapter("nats://127.0.0.1:4222", stream="ORDERS", window=timedelta(minutes=2))
+    orders = NatsAdapter(urls="nats://127.0.0.1:4222", stream="ORDERS", window=timedelta(minutes=2))
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the subject `orders.placed`
@@ -20,6 +20,7 @@ from dispatchers.adapters.brokers.nats_answers import unfit_subject
 from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, Unsendable
+from dispatchers.adapters.trust import Tls, given_context
 from dispatchers.delivery import Answered, Deferred, Delivery
 from dispatchers.time_limits import DEFAULT_RETRY, FOREVER, RetryPolicy, Window
 from outbox.errors import ConfigurationError
@@ -27,44 +28,46 @@ from outbox.errors import ConfigurationError
 WINDOW: Final = timedelta(minutes=2)  # docs.nats.io/using-nats/developer/develop_jetstream/model_deep_dive
 OPTIONS: Final = frozenset(
     {
-        *("name", "inbox_prefix", "password", "tls", "tls_handshake_first", "tls_hostname", "token", "user"),
+        *("name", "inbox_prefix", "password", "tls_handshake_first", "tls_hostname", "token", "user"),
         *("nkeys_seed", "nkeys_seed_str", "user_credentials"),
     }
 )
-"""What `connect` may have: the options of nats-py that decide neither when to connect again nor what is logged."""
+"""What `client_options` may have: the options of nats-py that decide neither when to connect again nor what is logged."""
 
 
 class NatsAdapter(BatchAdapter):
     """Publishes to one stream. Before it sends, it compares the stream's configuration with what it declares.
 
-    servers: the URLs of one cluster, such as "nats://host:4222" or "tls://host:4222".
+    urls: of one cluster, such as "nats://host:4222" or "tls://host:4222".
     stream: the stream that must store the messages. Another stream that has the subject refuses them.
     subject: the subject of each operation: a template with `{operation}`, or a mapping from operations to subjects. An entry's
         `options={"subject": ...}` replaces it.
     window: how long the stream remembers an id: at most its `duplicate_window`. While it remembers ids for a shorter time, the
         adapter sends nothing, and the whole destination waits. None for a stream that remembers none.
     at_least_once: with `window=None`: whether to publish again after a lost answer, so that the message may be there twice.
-    connect: options of nats-py for the connection: user_credentials, nkeys_seed, user, password, token, tls, name. They are never
-        shown.
+    tls: as in `HttpAdapter`; by default nats-py's authorities.
+    client_options: options of nats-py for the connection: user_credentials, nkeys_seed, user, password, token, name. They are
+        never shown.
     """
 
     def __init__(
         self,
-        servers: str | Sequence[str],
         *,
+        urls: str | Sequence[str],
         stream: str,
         subject: str | Mapping[str, str] = OPERATION,
         window: Window = WINDOW,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
         retry: RetryPolicy = DEFAULT_RETRY,
-        connect: Mapping[str, Any] | None = None,
+        tls: Tls = None,
+        client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._servers = _checked_servers(servers)
+        self._urls = _checked_urls(urls)
         if not isinstance(stream, str) or not stream or set(stream) & set(" \t\r\n.*>"):
             raise ConfigurationError(f"stream={stream!r} must be the name of a stream, without spaces, dots, * and >")
-        if unknown := sorted((connect or {}).keys() - OPTIONS):
-            raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
+        if unknown := sorted((client_options or {}).keys() - OPTIONS):
+            raise ConfigurationError(f"client_options has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
         if window is FOREVER:
             raise ConfigurationError("window=FOREVER: every stream forgets ids: give its duplicate_window, or None")
         for name in [subject] if isinstance(subject, str) else subject.values():
@@ -80,7 +83,7 @@ class NatsAdapter(BatchAdapter):
         self._stream = stream
         self._headers = {"Nats-Expected-Stream": stream, "Content-Type": "application/json"}
         self._places = Places("subject", subject)
-        self._connect = dict(connect or {})
+        self._client_options = {**(client_options or {}), "tls": given_context(tls)}
         self._connection = OneConnection(self._open)
 
     def __repr__(self) -> str:
@@ -128,18 +131,18 @@ class NatsAdapter(BatchAdapter):
     async def _open(self) -> NatsConnection:
         seconds = self.timeout.total_seconds()
         return await connected(
-            self._servers, self._connect, stream=self._stream, window=self._remembered, ping_seconds=seconds / 2
+            self._urls, self._client_options, stream=self._stream, window=self._remembered, ping_seconds=seconds / 2
         )
 
 
-def _checked_servers(servers: str | Sequence[str]) -> list[str]:
-    given = [servers] if isinstance(servers, str) else list(servers)
-    for number, server in enumerate(given):
-        if not isinstance(server, str) or urlsplit(server).scheme not in ("nats", "tls", "ws", "wss"):
+def _checked_urls(urls: str | Sequence[str]) -> list[str]:
+    given = [urls] if isinstance(urls, str) else list(urls)
+    for number, url in enumerate(given):
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("nats", "tls", "ws", "wss"):
             raise ConfigurationError(
-                f"servers[{number}] must be a URL such as nats://host:4222 or tls://host:4222 (it is not shown: it may hold"
+                f"urls[{number}] must be a URL such as nats://host:4222 or tls://host:4222 (it is not shown: it may hold"
                 " a password)"
             )
     if not given:
-        raise ConfigurationError("servers=[] must name one server at least, such as 'nats://host:4222'")
+        raise ConfigurationError("urls=[] must name one server at least, such as 'nats://host:4222'")
     return given

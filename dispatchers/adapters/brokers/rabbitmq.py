@@ -1,6 +1,6 @@
 """RabbitMQ: publishes each entry as one persistent message, and waits until the server has confirmed it.
 
-    orders = RabbitMqAdapter("amqps://shop:...@host/", exchange="shop")
+    orders = RabbitMqAdapter(urls="amqps://shop:...@host/", exchange="shop")
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # with routing key `orders.placed`
@@ -9,7 +9,6 @@ The body is the payload's JSON. The child key is the property `message_id`, wher
 RabbitMQ deduplicates nothing: after a lost confirmation an entry is `uncertain`, unless the adapter has `at_least_once=True`.
 """
 
-import ssl
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
@@ -21,6 +20,7 @@ from aiormq.exceptions import AMQPError
 from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection, connected
 from dispatchers.adapters.one_connection import NotReady, OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.adapters.trust import Tls, given_context
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
@@ -38,19 +38,19 @@ class RabbitMqAdapter(PlacesAdapter):
         `options={"routing_key": ...}` replaces it.
     at_least_once: whether to publish again after a lost confirmation. The message may then be there twice, and the consumer's
         inbox must recognise it. False, the default: the entry is `uncertain`.
-    tls: an `ssl.SSLContext` for amqps.
+    tls: for amqps, as in `HttpAdapter`; by default aiormq's authorities.
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
         *,
+        urls: str | Sequence[str],
         exchange: str = "",
         routing_key: str | Mapping[str, str] = OPERATION,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
         retry: RetryPolicy = DEFAULT_RETRY,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
     ) -> None:
         self._urls = _checked_urls(urls)
         if not isinstance(exchange, str) or len(exchange.encode()) > MAX_NAME_BYTES:
@@ -60,7 +60,7 @@ class RabbitMqAdapter(PlacesAdapter):
         self.retry = retry
         self._exchange = exchange
         self._places = Places("routing_key", routing_key)
-        self._tls = tls
+        self._tls = given_context(tls)
         self._connection = OneConnection(self._open)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Redis Streams: appends each entry to a stream as one message, and waits for the server's answer.
 
-    orders = RedisAdapter("rediss://shop:...@redis.example.com", at_least_once=True)
+    orders = RedisAdapter(urls="rediss://shop:...@redis.example.com", at_least_once=True)
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # to the stream `orders.placed`
@@ -42,7 +42,7 @@ OPTIONS: Final = frozenset(
         *("ssl_check_hostname", "ssl_min_version"),
     }
 )
-"""What `connect` may have: the options of redis-py that decide neither how long it waits nor whether it tries again."""
+"""What `client_options` may have: the options of redis-py that decide neither how long it waits nor whether it tries again."""
 
 Node = tuple[str, int] | None
 """A node of a cluster, or one of the servers that the adapter was given."""
@@ -74,13 +74,14 @@ class RedisAdapter(BatchAdapter):
     replicas: how many replicas must confirm a message (`WAIT`). Without enough of them it is in doubt.
     at_least_once: whether to append again after a lost answer. The message may then be there twice, and the consumer's inbox
         must recognise it. False, the default: the entry is `uncertain`.
-    connect: options of redis-py for the connection: username, password, credential_provider, ssl_ca_certs. They are never shown.
+    client_options: options of redis-py for the connection: username, password, credential_provider, ssl_ca_certs. They are
+        never shown.
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
         *,
+        urls: str | Sequence[str],
         stream: str | Mapping[str, str] = OPERATION,
         key_field: str = "event_id",
         maxlen: int | None = None,
@@ -88,7 +89,7 @@ class RedisAdapter(BatchAdapter):
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
         retry: RetryPolicy = DEFAULT_RETRY,
-        connect: Mapping[str, Any] | None = None,
+        client_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(key_field, str) or not key_field or key_field == PAYLOAD:
             raise ConfigurationError(f"key_field={key_field!r} must be the name of a field other than {PAYLOAD!r}")
@@ -99,7 +100,7 @@ class RedisAdapter(BatchAdapter):
         self.at_least_once = at_least_once
         self.timeout = timeout
         self.retry = retry
-        self._pools = _pools(urls, connect or {})
+        self._pools = _pools(urls, client_options or {})
         self._places = Places("stream", stream)
         self._key_field = key_field
         self._trimming: Arguments = () if maxlen is None else ("MAXLEN", "~", maxlen)
@@ -186,11 +187,11 @@ def _client(pool: ConnectionPool, node: Node) -> Callable[[], AbstractConnection
     return partial(pool.connection_class, **pool.connection_kwargs | there)
 
 
-def _pools(urls: str | Sequence[str], connect: Mapping[str, Any]) -> list[ConnectionPool]:
+def _pools(urls: str | Sequence[str], client_options: Mapping[str, Any]) -> list[ConnectionPool]:
     """One for each server. They hold settings and no connection."""
     given = [urls] if isinstance(urls, str) else list(urls)
-    if unknown := sorted(connect.keys() - OPTIONS):
-        raise ConfigurationError(f"connect has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
+    if unknown := sorted(client_options.keys() - OPTIONS):
+        raise ConfigurationError(f"client_options has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
     for number, url in enumerate(given):
         if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
             raise ConfigurationError(
@@ -204,7 +205,7 @@ def _pools(urls: str | Sequence[str], connect: Mapping[str, Any]) -> list[Connec
         raise ConfigurationError("urls=[] must name one server at least, such as 'redis://host:6379'")
     try:
         alone = {"retry": Retry(NoBackoff(), 0), "socket_timeout": None, "socket_connect_timeout": None}
-        settings = {"protocol": 2, **alone, **connect}
+        settings = {"protocol": 2, **alone, **client_options}
         return [ConnectionPool.from_url(url, **settings) for url in given]
     except ValueError as error:
         raise ConfigurationError(f"urls: redis-py refuses them: {type(error).__name__}") from None

@@ -12,7 +12,6 @@ server's reply is proof. SMTP has no keys: a mail whose reply was lost is `uncer
 import asyncio
 import ipaddress
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -21,7 +20,7 @@ from typing import Any, Final, TypeVar
 import aiosmtplib
 
 from dispatchers.adapters.credentials import Credentials
-from dispatchers.adapters.email.connection import Connection, Server, Tls
+from dispatchers.adapters.email.connection import Connection, Encryption, Server
 from dispatchers.adapters.email.message import (
     HEADER_NAME,
     Message,
@@ -33,7 +32,7 @@ from dispatchers.adapters.email.message import (
 )
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
 from dispatchers.adapters.email.replies import OutOfStep
-from dispatchers.adapters.trust import trusting
+from dispatchers.adapters.trust import Tls, given_context, trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
 from dispatchers.threads import as_async, on_own_thread
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
@@ -41,7 +40,7 @@ from outbox.errors import ConfigurationError
 
 Parsed = TypeVar("Parsed")
 
-PORTS: Final[dict[Tls, int]] = {
+PORTS: Final[dict[Encryption, int]] = {
     "starttls": 587,  # RFC 6409, 3.1
     "tls": 465,  # RFC 8314, 3.3
     "none": 25,  # RFC 5321, 4.5.4.2
@@ -59,8 +58,9 @@ class SmtpAdapter(Adapter):
     refused ones.
 
     host: name or address of the mail server.
-    port: by default 587, 465 or 25, for `tls` "starttls", "tls" or "none".
-    tls: there is no fallback: a server without STARTTLS, or with an invalid certificate, receives nothing.
+    port: by default 587, 465 or 25, for `encryption` "starttls", "tls" or "none".
+    encryption: there is no fallback: a server without STARTTLS, or with an invalid certificate, receives nothing.
+    tls: as in `HttpAdapter`; by default the system's authorities.
     username, password: never shown, logged or stored.
     password_in_clear: allows the password without TLS to a host other than this machine.
     sender: `Name <shop@example.com>`, for payloads without a `from`. The address in `from` also receives bounces.
@@ -85,24 +85,26 @@ class SmtpAdapter(Adapter):
         *,
         host: str,
         port: int | None = None,
-        tls: Tls = "starttls",
+        encryption: Encryption = "starttls",
+        tls: Tls = None,
         username: str | None = None,
         password: str | None = None,
         password_in_clear: bool = False,
         sender: str | None = None,
         message_id_domain: str | None = None,
         local_hostname: str | None = None,
-        key_header: str | None = "X-Idempotency-Key",
+        key_header: str | None = "Idempotency-Key",
         window: Window = None,
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
         retry: RetryPolicy = DEFAULT_RETRY,
-        tls_context: ssl.SSLContext | None = None,
         max_connections: int = 10,
         find: Callable[[Delivery, str], Any] | None = None,
     ) -> None:
-        _check_server(host, port, tls, local_hostname, max_connections)
-        _check_credentials(username, password, in_clear=tls == "none" and not (password_in_clear or _is_loopback(host)))
+        _check_server(host, port, encryption, local_hostname, max_connections)
+        _check_credentials(
+            username, password, in_clear=encryption == "none" and not (password_in_clear or _is_loopback(host))
+        )
         _check_key_header(key_header, window)
         if find is not None and not callable(find):
             raise ConfigurationError(f"find={find!r} must be a function of the delivery and the Message-ID, or None")
@@ -117,9 +119,9 @@ class SmtpAdapter(Adapter):
         self._key_header = key_header
         self._server = Server(
             host=host,
-            port=PORTS[tls] if port is None else port,
-            tls=tls,
-            context=tls_context or trusting(),
+            port=PORTS[encryption] if port is None else port,
+            encryption=encryption,
+            tls=given_context(tls) or trusting(),
             username=username,
             password=password,
             local_hostname=local_hostname,
@@ -130,7 +132,9 @@ class SmtpAdapter(Adapter):
             self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
 
     def __repr__(self) -> str:
-        return f"SmtpAdapter(host={self._server.host!r}, port={self._server.port}, tls={self._server.tls!r})"
+        return (
+            f"SmtpAdapter(host={self._server.host!r}, port={self._server.port}, encryption={self._server.encryption!r})"
+        )
 
     async def send(self, delivery: Delivery) -> Outcome:
         if delivery.options:
@@ -266,13 +270,15 @@ async def _take_leave(connection: Connection) -> None:
 # --- checks at the start
 
 
-def _check_server(host: object, port: object, tls: object, local_hostname: object, max_connections: object) -> None:
+def _check_server(
+    host: object, port: object, encryption: object, local_hostname: object, max_connections: object
+) -> None:
     if not isinstance(host, str) or not NAME.fullmatch(host):
         raise ConfigurationError(f"host={host!r} must be the mail server's name or address")
     if port is not None and (not isinstance(port, int) or not 0 < port < 65536):
         raise ConfigurationError(f"port={port!r} must be a number from 1 to 65535")
-    if tls not in PORTS:
-        raise ConfigurationError(f"tls={tls!r} must be one of {', '.join(map(repr, PORTS))}")
+    if encryption not in PORTS:
+        raise ConfigurationError(f"encryption={encryption!r} must be one of {', '.join(map(repr, PORTS))}")
     if local_hostname is not None and (not isinstance(local_hostname, str) or not NAME.fullmatch(local_hostname)):
         raise ConfigurationError(f"local_hostname={local_hostname!r} must be this machine's name, or [its address]")
     if not isinstance(max_connections, int) or max_connections < 1:
@@ -285,7 +291,8 @@ def _check_credentials(username: object, password: object, *, in_clear: bool) ->
         raise ConfigurationError("username and password must both be text, or both be left out (they are not shown)")
     if given and in_clear:
         raise ConfigurationError(
-            "tls='none' would show the password to the network: use tls='starttls' or 'tls', or set password_in_clear=True"
+            "encryption='none' would show the password to the network: use encryption='starttls' or 'tls', or set"
+            " password_in_clear=True"
         )
 
 

@@ -18,7 +18,7 @@ from dispatchers.adapters.email.message import Message
 from dispatchers.adapters.email.outcomes import Exchange, is_permanent
 from dispatchers.adapters.email.replies import Replies
 
-Tls: TypeAlias = Literal["starttls", "tls", "none"]
+Encryption: TypeAlias = Literal["starttls", "tls", "none"]
 START_INPUT = 354  # RFC 5321, 4.2.3
 MAX_WRITTEN_BYTES = 256 * 1024  # at a time: to encrypt more would keep the event loop from everything else
 
@@ -29,8 +29,8 @@ class Server:
 
     host: str
     port: int
-    tls: Tls
-    context: ssl.SSLContext = field(repr=False)
+    encryption: Encryption
+    tls: ssl.SSLContext = field(repr=False)
     username: str | None = field(repr=False)
     password: str | None = field(repr=False)
     local_hostname: str | None
@@ -63,9 +63,9 @@ class Connection:
             hostname=server.host,
             port=server.port,
             local_hostname=server.local_hostname,
-            use_tls=server.tls == "tls",
+            use_tls=server.encryption == "tls",
             start_tls=False,
-            tls_context=server.context,
+            tls_context=server.tls,
             timeout=None,
         )
         try:
@@ -74,7 +74,7 @@ class Connection:
             replies = Replies(*_opened(client))
             exchange.phase = "EHLO"
             await _asked(replies, client.ehlo)
-            if server.tls == "starttls":
+            if server.encryption == "starttls":
                 exchange.phase = "STARTTLS"
                 replies.will_ask()
                 await client.starttls()  # it drops what came before the encryption

@@ -7,10 +7,9 @@ Many providers store what their SMTP server accepts in "Sent". With other provid
 """
 
 import imaplib
-import ssl
 from datetime import timedelta
 
-from dispatchers.adapters.trust import trusting
+from dispatchers.adapters.trust import Tls, given_context, trusting
 from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
 from outbox.errors import ConfigurationError
 
@@ -26,7 +25,7 @@ class ImapSearch:
     files_at_once: True if the server stores a mail there before it accepts the mail. Only then does a missing mail prove that
         it was not sent. If copies pass through queues, a mail may still arrive there, and a lookup cannot prove absence.
     timeout: of each exchange with the server.
-    tls_context: an `ssl.SSLContext`; by default the system's authorities.
+    tls: as in `HttpAdapter`; by default the system's authorities.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class ImapSearch:
         mailbox: str = "Sent",
         files_at_once: bool = False,
         timeout: timedelta = timedelta(seconds=10),
-        tls_context: ssl.SSLContext | None = None,
+        tls: Tls = None,
     ) -> None:
         if not (username and password):
             raise ConfigurationError("ImapSearch needs a username and a password (they are not shown)")
@@ -52,7 +51,7 @@ class ImapSearch:
         self._mailbox = mailbox
         self._files_at_once = files_at_once
         self._timeout_seconds = timeout.total_seconds()
-        self._tls = tls_context or trusting()
+        self._tls = given_context(tls) or trusting()
 
     def __repr__(self) -> str:
         return f"ImapSearch({self._host!r}, mailbox={self._mailbox!r})"

@@ -1,6 +1,6 @@
 """DBOS: enqueues each entry as one workflow in DBOS's tables, with the child key as the workflow's id.
 
-    orders = DbosAdapter(os.environ["DATABASE_URL"], queue="orders", window=FOREVER)
+    orders = DbosAdapter(engine=os.environ["DATABASE_URL"], queue="orders", window=FOREVER)
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.fulfil", {"number": "C-1"}, parent="order:C-1")     # to the workflow `orders.fulfil`
@@ -66,7 +66,7 @@ class Start:
 class DbosAdapter(PlacesAdapter):
     """Enqueues workflows. An app of yours runs them: DBOS's tables must exist, and a worker must listen to the queue.
 
-    database: the URL of DBOS's system database on PostgreSQL, or an `Engine`, which the adapter does not dispose of.
+    engine: the URL of DBOS's system database on PostgreSQL, or an `Engine`, which the adapter does not dispose of.
     queue: the queue of all workflows.
     window: how long DBOS keeps a workflow after its end: FOREVER if nothing deletes workflows; else the shortest time of your own
         clean-up or of Conductor's retention policy.
@@ -78,8 +78,8 @@ class DbosAdapter(PlacesAdapter):
 
     def __init__(
         self,
-        database: str | sa.URL | sa.Engine,
         *,
+        engine: str | sa.URL | sa.Engine,
         queue: str,
         window: Window,
         workflow: str | Mapping[str, str] = OPERATION,
@@ -99,8 +99,8 @@ class DbosAdapter(PlacesAdapter):
         self._queue = queue
         self._application = application
         self._places = Places("workflow", workflow)
-        self._own_engine = not isinstance(database, sa.Engine)
-        self._engine = _engine(database, timeout, max_connections)
+        self._own_engine = not isinstance(engine, sa.Engine)
+        self._engine = _engine(engine, timeout, max_connections)
         self._client = DBOSClient(
             system_database_engine=self._engine,
             dbos_system_schema=schema,
@@ -191,21 +191,21 @@ class DbosAdapter(PlacesAdapter):
         self._client.enqueue_in_transaction(connection, options, start.payload)
 
 
-def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, max_connections: int) -> sa.Engine:
+def _engine(given: str | sa.URL | sa.Engine, timeout: timedelta, max_connections: int) -> sa.Engine:
     seconds = timeout.total_seconds() / 3
-    if isinstance(database, sa.Engine):
-        engine = database
+    if isinstance(given, sa.Engine):
+        engine = given
     else:
         try:
-            url = sa.make_url(database)
+            url = sa.make_url(given)
         except exc.ArgumentError:
             raise ConfigurationError(
-                "database must be a URL such as postgresql+psycopg://... (it is not shown)"
+                "engine must be a URL such as postgresql+psycopg://... (it is not shown)"
             ) from None
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername != "postgresql+psycopg":
-            raise ConfigurationError(f"database has the driver {url.drivername!r}: DBOS needs postgresql+psycopg")
+            raise ConfigurationError(f"engine has the driver {url.drivername!r}: DBOS needs postgresql+psycopg")
         engine = sa.create_engine(
             url,
             pool_size=max_connections,
@@ -215,7 +215,7 @@ def _engine(database: str | sa.URL | sa.Engine, timeout: timedelta, max_connecti
         )
     if engine.dialect.name != "postgresql":
         raise ConfigurationError(
-            f"database is {engine.dialect.name}: only PostgreSQL waits for an open insert of the same id"
+            f"engine is {engine.dialect.name}: only PostgreSQL waits for an open insert of the same id"
         )
     return engine
 

@@ -1,6 +1,6 @@
 """Restate: starts a handler for each entry over the HTTP ingress, with the child key as its idempotency key.
 
-    orders = RestateAdapter("https://restate.example.com:8080")
+    orders = RestateAdapter(url="https://restate.example.com:8080")
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.fulfil", {"number": "C-1"}, parent="order:C-1")     # to the handler `orders/fulfil`
@@ -61,7 +61,7 @@ class Target(NamedTuple):
 class RestateAdapter(PlacesAdapter):
     """Starts handlers of services, virtual objects and workflows. It needs `httpx`.
 
-    ingress: the URL of Restate's ingress.
+    url: of Restate's ingress.
     target: the handler of each operation: "Service/handler", "Object/its key/handler" or "Workflow/{key}/run"; a template with
         `{operation}`, or a mapping from operations to targets. Without a slash, its last dot divides service and handler. An
         entry's `options={"target": ...}` replaces it.
@@ -75,8 +75,8 @@ class RestateAdapter(PlacesAdapter):
 
     def __init__(
         self,
-        ingress: str,
         *,
+        url: str,
         target: str | Mapping[str, str] = OPERATION,
         window: timedelta = WINDOW,
         headers: Mapping[str, str] | None = None,
@@ -87,9 +87,9 @@ class RestateAdapter(PlacesAdapter):
         reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(ingress)
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigurationError("ingress must be a URL such as https://restate.example.com:8080 (it is not shown)")
+            raise ConfigurationError("url must be a URL such as https://restate.example.com:8080 (it is not shown)")
         if not isinstance(window, timedelta) or window <= timedelta(0):
             raise ConfigurationError(f"window={window!r} must be a positive timedelta: Restate forgets what has ended")
         self._headers = _checked_headers(headers or {})
@@ -97,14 +97,14 @@ class RestateAdapter(PlacesAdapter):
         for each in [target] if isinstance(target, str) else target.values():
             if OPERATION not in each:
                 _path(each, ConfigurationError)
-        self._ingress = ingress.rstrip("/")
-        self._credentials = credentials_of(self._headers, [ingress])
+        self._ingress = url.rstrip("/")
+        self._credentials = credentials_of(self._headers, [url])
         self._transport = Transport(
             timeout=timeout,
             tls=for_http(tls),
             proxy=proxy,
             reuse=reuse,
-            origins=[origin_of(ingress)],
+            origins=[origin_of(url)],
             transport=transport,
         )
         self.window = self._window = window

@@ -1,6 +1,6 @@
 """Temporal: starts one workflow for each entry, with the child key as its id.
 
-    orders = TemporalAdapter("temporal.example.com:7233", task_queue="orders", window=timedelta(days=3))
+    orders = TemporalAdapter(address="temporal.example.com:7233", task_queue="orders", window=timedelta(days=3))
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.fulfil", {"number": "C-1"}, parent="order:C-1")     # the workflow `orders.fulfil`
@@ -46,19 +46,20 @@ FAILURES: Final = (RPCError, RuntimeError, OSError)  # RuntimeError: the SDK can
 class TemporalAdapter(PlacesAdapter):
     """Starts workflows. A worker of yours runs them. It needs `temporalio`.
 
-    server: "host:port" of Temporal's frontend. namespace: of all workflows.
+    address: "host:port" of Temporal's frontend. namespace: of all workflows.
     task_queue: the queue of all workflows.
     window: how long the namespace keeps a workflow after its end: at most its retention. When the adapter connects, it compares
         the two, if it may read the namespace; while the retention is shorter, it sends nothing.
     workflow: the type of each operation's workflow: a template with `{operation}`, or a mapping from operations to types. An
         entry's `options={"workflow": ...}` replaces it.
-    api_key: of Temporal Cloud. tls: True, or a `temporalio.service.TLSConfig`. Neither is ever shown.
+    api_key: of Temporal Cloud. tls: True, or a `temporalio.service.TLSConfig`, because the SDK takes no `ssl.SSLContext`.
+        Neither is ever shown.
     """
 
     def __init__(
         self,
-        server: str,
         *,
+        address: str,
         task_queue: str,
         window: timedelta,
         namespace: str = "default",
@@ -71,15 +72,15 @@ class TemporalAdapter(PlacesAdapter):
         for name, value in (("task_queue", task_queue), ("namespace", namespace)):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{name}={value!r} must be a text that is not empty")
-        if not isinstance(server, str) or "/" in server or ":" not in server:
-            raise ConfigurationError("server must be host:port, such as 'temporal.example.com:7233' (it is not shown)")
+        if not isinstance(address, str) or "/" in address or ":" not in address:
+            raise ConfigurationError("address must be host:port, such as 'temporal.example.com:7233' (it is not shown)")
         if not isinstance(window, timedelta) or window <= timedelta(0):
             raise ConfigurationError(f"window={window!r} must be a positive timedelta: Temporal forgets what has ended")
         self.window = self._window = window
         self.timeout = timeout
         self.retry = retry
         self.pinned = f"temporal {namespace}"
-        self._server = server
+        self._address = address
         self._namespace = namespace
         self._queue = TaskQueue(name=task_queue)
         self._places = Places("workflow", workflow)
@@ -156,7 +157,7 @@ class TemporalAdapter(PlacesAdapter):
 
     async def _open(self) -> "_Connection":
         client = await Client.connect(
-            self._server,
+            self._address,
             namespace=self._namespace,
             api_key=self._api_key,
             tls=self._tls,

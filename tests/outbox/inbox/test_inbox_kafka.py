@@ -50,7 +50,7 @@ class Topic:
             self._create(name)
 
     def send(self, event_id: str | None = "evt_1") -> None:
-        headers = [("event-id", event_id.encode())] if event_id else []
+        headers = [("event_id", event_id.encode())] if event_id else []
         self._put(self.name, json.dumps(ORDER).encode(), headers)
 
     def redrive(self) -> int:
@@ -105,7 +105,7 @@ class Process:
 
 
 def identify(message: Message) -> inboxes.MessageIdentity:
-    return inboxes.from_kafka(message, scope="shop", header="event-id")
+    return inboxes.from_kafka(message, scope="shop")
 
 
 @pytest.fixture(scope="module")
@@ -263,12 +263,12 @@ def test_by_offset_a_redelivery_is_a_duplicate_and_an_equal_event_is_not(cluster
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ([], "header 'event-id' None: is missing or empty: the producer must send it"),
-        ([("event-id", b"")], "header 'event-id' '': is missing or empty: the producer must send it"),
-        ([("event-id", b"\xff")], r"header 'event-id' b'\xff': is not UTF-8"),
+        ([], "header 'event_id' None: is missing or empty: the producer must send it"),
+        ([("event_id", b"")], "header 'event_id' '': is missing or empty: the producer must send it"),
+        ([("event_id", b"\xff")], r"header 'event_id' b'\xff': is not UTF-8"),
         (
-            [("event-id", b"1"), ("event-id", b"2")],
-            "header 'event-id': occurs 2 times in the message: an event id must occur once",
+            [("event_id", b"1"), ("event_id", b"2")],
+            "header 'event_id': occurs 2 times in the message: an event id must occur once",
         ),
     ],
 )

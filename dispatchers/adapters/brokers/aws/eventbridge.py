@@ -1,6 +1,6 @@
 """EventBridge: puts each entry as one event on a bus. EventBridge deduplicates nothing.
 
-    orders = EventBridgeAdapter("shop", source="com.example.shop", at_least_once=True)
+    orders = EventBridgeAdapter(bus="shop", source="com.example.shop", at_least_once=True)
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1")     # the detail type is `orders.placed`
@@ -49,8 +49,8 @@ class EventBridgeAdapter(AwsPublisher):
 
     def __init__(
         self,
-        bus: str | Mapping[str, str],
         *,
+        bus: str | Mapping[str, str],
         source: str,
         at_least_once: bool = False,
         timeout: timedelta = TIMEOUT,

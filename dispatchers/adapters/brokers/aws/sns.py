@@ -1,6 +1,6 @@
 """SNS: publishes each entry as one message of a FIFO topic, under the child key as deduplication id.
 
-    orders = SnsFifoAdapter("arn:aws:sns:eu-central-1:123456789012:orders.fifo")
+    orders = SnsFifoAdapter(topic="arn:aws:sns:eu-central-1:123456789012:orders.fifo")
     Dispatcher(..., adapters={"orders": orders})
 
 The message is like that of `SqsFifoAdapter`. A subscription with raw message delivery passes the attribute `event_id` on to a
@@ -34,8 +34,8 @@ class SnsFifoAdapter(FifoAdapter):
 
     def __init__(
         self,
-        topic: str | Mapping[str, str],
         *,
+        topic: str | Mapping[str, str],
         key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,

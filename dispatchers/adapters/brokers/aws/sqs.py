@@ -1,6 +1,6 @@
 """SQS: sends each entry as one message of a FIFO queue, under the child key as deduplication id.
 
-    orders = SqsFifoAdapter("https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo")
+    orders = SqsFifoAdapter(queue="https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo")
     Dispatcher(..., adapters={"orders": orders})
 
     outbox.enqueue(session, "orders.placed", {"number": "C-1"}, parent="order:C-1", ordering_key="customer:ada")
@@ -43,8 +43,8 @@ class SqsFifoAdapter(FifoAdapter):
 
     def __init__(
         self,
-        queue: str | Mapping[str, str],
         *,
+        queue: str | Mapping[str, str],
         key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
