@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Rejected,
         Unknown,
     )
+    from dispatchers.errors import CallbackError, DecisionRefused, EntryNotFound, Suspended
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
     from dispatchers.process.dispatcher import Dispatcher
@@ -46,12 +47,15 @@ __all__ = [
     "Absent",
     "Adapter",
     "Breaker",
+    "CallbackError",
     "CannotTell",
     "Completed",
+    "DecisionRefused",
     "Deferred",
     "Delivered",
     "Delivery",
     "Dispatcher",
+    "EntryNotFound",
     "Finding",
     "Fleet",
     "Found",
@@ -65,13 +69,17 @@ __all__ = [
     "RetryPolicy",
     "SettledEntry",
     "Settlement",
+    "Suspended",
     "Unknown",
 ]
 
 _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Breaker": "flow_control.state",
+    "CallbackError": "errors",
     "Completed": "callbacks",
+    "DecisionRefused": "errors",
     "Dispatcher": "process.dispatcher",
+    "EntryNotFound": "errors",
     "FOREVER": "time_limits",
     "Fleet": "process.fleet",
     "Limits": "flow_control.state",
@@ -79,6 +87,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "RetryPolicy": "time_limits",
     "SettledEntry": "callbacks",
     "Settlement": "callbacks",
+    "Suspended": "errors",
 }
 """In which module each name lives."""
 

@@ -30,9 +30,10 @@ try:
 except ModuleNotFoundError as error:
     raise missing("dispatchers.django", "django", error) from error
 
+from dispatchers.errors import CallbackError
 from dispatchers.threads import is_async
 from outbox.django import in_order, joined_connection
-from outbox.errors import CallbackError, ConfigurationError
+from outbox.errors import ConfigurationError
 from outbox.sql.dialect import is_passing, sqlstate
 
 __all__ = ["DjangoTransactions"]

@@ -1,4 +1,7 @@
-"""Every error that this library raises by itself.
+"""The errors that the app's side raises by itself. (`dispatchers.errors` has those of the sending side.)
+
+A name that ends in `Error` is a kind of error, of which the text says what is wrong: a base class, or one with many causes.
+Every other name states the one thing that happened, and an app may catch it.
 
 OutboxError
 ├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
@@ -8,17 +11,13 @@ OutboxError
 ├── ParentRequired          enqueue outside a claim and without a parent
 ├── DuplicateEntry          the same effect enqueued twice: .entry_id
 ├── SchemaError             the tables are missing, or of another version
-├── EntryNotFound           no entry has this id
-├── DecisionRefused         an entry's state does not allow an operator's decision: .state
-├── Suspended               sending is suspended after a failover, a restore or a copy, until an operator resumes it
-├── CallbackError           a callback ends the transaction that is not its own, or leaves it unable to commit
 ├── ClaimError              a claim is used against its rules
 │   ├── AlreadyAnswered     work inside a replay
 │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
 │   ├── ClaimLost           the transaction of an open claim ended inside its block
 │   ├── LeaseLost           another attempt took a leased claim over
 │   └── NotAnswered         the block ended without `respond`, `accept` or `reject`
-└── RequestRefused          the request cannot be answered: .status, for HTTP
+└── RequestError            the request cannot be answered: .status, for HTTP
     ├── KeyMissing          400
     ├── KeyMalformed        400
     ├── KeyInFlight         409: .retry_after
@@ -77,26 +76,6 @@ class SchemaError(OutboxError):
     """The outbox's tables are missing or of another version; the text names the command that fixes it."""
 
 
-class EntryNotFound(OutboxError):
-    """No entry has this id in this outbox."""
-
-
-class DecisionRefused(OutboxError):
-    """The entry's present state does not allow the operator's decision. Nothing was changed."""
-
-    def __init__(self, message: str, state: str) -> None:
-        super().__init__(message)
-        self.state = state
-
-
-class Suspended(OutboxError):
-    """Sending is suspended: the database may have lost the record of sends, or is a copy. See `outbox resume --after-restore`."""
-
-
-class CallbackError(OutboxError):
-    """A callback ended the transaction in which its entry is settled, or made it impossible to commit it."""
-
-
 class ClaimError(OutboxError):
     """An idempotency claim is used against its rules."""
 
@@ -121,21 +100,21 @@ class NotAnswered(ClaimError):
     """An `outbox.idempotent` block ended without `respond`, `accept` or `reject`; nothing of it is kept."""
 
 
-class RequestRefused(OutboxError):
+class RequestError(OutboxError):
     """The request cannot be answered in its present form. `status` is its HTTP status."""
 
     status: ClassVar[int] = 400
 
 
-class KeyMissing(RequestRefused):
+class KeyMissing(RequestError):
     """The request has no idempotency key."""
 
 
-class KeyMalformed(RequestRefused):
+class KeyMalformed(RequestError):
     """The idempotency key is outside its limits."""
 
 
-class KeyInFlight(RequestRefused):
+class KeyInFlight(RequestError):
     """A request with this key is being processed now; `retry_after` says when to retry."""
 
     status = 409
@@ -145,25 +124,25 @@ class KeyInFlight(RequestRefused):
         self.retry_after = retry_after
 
 
-class RequestTooLarge(RequestRefused):
+class RequestTooLarge(RequestError):
     """The request's body has more bytes than the library compares."""
 
     status = 413
 
 
-class RequestMismatch(RequestRefused):
+class RequestMismatch(RequestError):
     """The key was used before, with another request."""
 
     status = 422
 
 
-class KeyExpired(RequestRefused):
+class KeyExpired(RequestError):
     """The key's retry window has passed, but the effects of its request are still remembered: use a new key."""
 
     status = 422
 
 
-class RequestUndone(RequestRefused):
+class RequestUndone(RequestError):
     """The database ended the request's transaction in favour of another one. Nothing is stored. `retry_after` says when to
     retry.
     """

@@ -9,7 +9,7 @@ from inspect import iscoroutinefunction
 from time import perf_counter
 from typing import Literal
 
-from outbox.errors import ConfigurationError, KeyExpired, KeyInFlight, RequestMismatch, RequestRefused
+from outbox.errors import ConfigurationError, KeyExpired, KeyInFlight, RequestError, RequestMismatch
 
 log = logging.getLogger("outbox.observer")
 
@@ -82,7 +82,7 @@ class ClaimObservation:
     def claimed(self, outcome: Literal["miss", "hit", "taken_over"]) -> None:
         self._outcome = outcome
 
-    def refused(self, error: RequestRefused) -> None:
+    def refused(self, error: RequestError) -> None:
         match error:
             case KeyInFlight():
                 self._outcome = "in_flight" if self._waited is None else "wait_timeout"
@@ -104,7 +104,7 @@ def observed(observer: GuardedObserver | None, source: str) -> Iterator[ClaimObs
     observation = ClaimObservation(observer, source)
     try:
         yield observation
-    except RequestRefused as error:
+    except RequestError as error:
         observation.refused(error)
         raise
     finally:

@@ -45,9 +45,10 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(error.exit_code, codes[error.exit_code], error.format_message())
     from sqlalchemy.exc import DBAPIError
 
+    from dispatchers.errors import DecisionRefused, EntryNotFound
     from dispatchers.store.outage_log import cause_of
     from dispatchers.store.row_errors import is_conflict
-    from outbox.errors import DecisionRefused, EntryNotFound, OutboxError
+    from outbox.errors import OutboxError
     from outbox.sql.mariadb_errors import leaves_cluster
 
     match error:

@@ -7,16 +7,9 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError, TimeoutError
 from starlette.exceptions import HTTPException
 
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.outage_log import cause_of, is_outage
-from outbox.errors import (
-    ConfigurationError,
-    DecisionRefused,
-    EntryNotFound,
-    InvalidValue,
-    NotSerializable,
-    OutboxError,
-    SchemaError,
-)
+from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, OutboxError, SchemaError
 from outbox.sql.dialect import sqlstate
 
 log = logging.getLogger("outbox.dashboard")

@@ -10,9 +10,10 @@ from datetime import datetime
 from pathlib import Path
 
 from dispatchers.database_identity import DatabaseIdentity
+from dispatchers.errors import Suspended
 from dispatchers.store.protocol import Store
 from dispatchers.threads import on_own_thread
-from outbox.errors import ConfigurationError, Suspended
+from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
 

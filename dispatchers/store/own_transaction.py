@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.errors import CallbackError
+from dispatchers.errors import CallbackError
 from outbox.sql.dialect import ABORTED, CONFLICTS, is_in_autocommit, lost_savepoint, sqlstate
 from outbox.sql.mariadb_settings import was_undone
 

@@ -65,7 +65,7 @@ async def checkout(request: Request) -> Response:
     except outbox.KeyInFlight as error:
         wait = math.ceil(error.retry_after.total_seconds())
         return JSONResponse({"error": "in flight"}, error.status, headers={"Retry-After": str(wait)})
-    except outbox.RequestRefused as error:
+    except outbox.RequestError as error:
         return JSONResponse({"error": str(error)}, error.status)
     headers = {**answer.headers, **({"Idempotent-Replayed": "true"} if replayed else {})}
     return Response(answer.body, answer.status, headers)

@@ -35,7 +35,8 @@ except ModuleNotFoundError as error:
     raise missing("outbox.http.django", "django", error) from error
 
 from outbox.django import joined_session
-from outbox.errors import ConfigurationError, RequestRefused
+from outbox.errors import ConfigurationError, RequestError
+from outbox.fingerprint import canonical_json
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
@@ -108,7 +109,7 @@ class Idempotency:
                     with undone_by_conflict():
                         sent = view(request, ClaimedRequest(session, claimed.claim), *args, **kwargs)
                     return self._finish(claimed, sent)
-            except RequestRefused as refusal:
+            except RequestError as refusal:
                 return as_response(self._policy.problem(refusal))
 
         # With ATOMIC_REQUESTS Django would commit only after the view, where a conflict could not be answered any more.

@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing("outbox.http.flask", "flask", error) from error
 
-from outbox.errors import ConfigurationError, RequestRefused
+from outbox.errors import ConfigurationError, RequestError
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
@@ -92,7 +92,7 @@ class Idempotency:
             try:
                 with closing(self._begin()) as transaction:
                     return self._answer(transaction, view, args, kwargs)
-            except RequestRefused as refusal:
+            except RequestError as refusal:
                 return as_response(self._policy.problem(refusal))
 
         return claim_and_view

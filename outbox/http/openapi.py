@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from outbox.errors import RequestRefused
+from outbox.errors import RequestError
 from outbox.http.header import HEADER
 from outbox.http.problems import KINDS, MEDIA_TYPE, Kind, type_uri
 
@@ -54,7 +54,7 @@ def with_refusals(document: dict[str, Any], types: str | Mapping[str, str]) -> d
 def kinds_by_status() -> dict[int, list[Kind]]:
     """Every refusal with which this library answers."""
 
-    def status_of(refused: tuple[type[RequestRefused], Kind]) -> int:
+    def status_of(refused: tuple[type[RequestError], Kind]) -> int:
         return refused[0].status
 
     groups = groupby(sorted(KINDS.items(), key=status_of), key=status_of)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from outbox.default_outbox import default
-from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
+from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestError, RequestTooLarge
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
@@ -114,7 +114,7 @@ class Policy:
         change_options(block, lock_wait=limited_wait(self.max_waiting))
         return block
 
-    def problem(self, refusal: RequestRefused) -> Response:
+    def problem(self, refusal: RequestError) -> Response:
         """Return the answer to a refused request: a problem document."""
         return problem_of(refusal, self.problem_types)
 
@@ -137,14 +137,14 @@ def require_whole_body(size: int, headers: Iterable[tuple[str, str]], remedy: st
     """Raise unless the `size` bytes that are left of a body are what the request's headers say that there was.
 
     `ClaimError`: some of it was read before the claim. Two requests that differ only in the part read would seem equal.
-    `RequestRefused`: it has no length, and whether its body was empty on arrival is unknown.
+    `RequestError`: it has no length, and whether its body was empty on arrival is unknown.
     """
     by_name = {name.lower(): value for name, value in headers}
     declared = by_name.get("content-length", "").strip()
     if declared.isdecimal() and size < int(declared):
         raise body_was_read(f"{size} of its {declared} bytes are left", remedy)
     if not declared and not size and "chunked" in by_name.get("transfer-encoding", "").lower():
-        raise RequestRefused("the request's body came in chunks and is empty: send Content-Length instead")
+        raise RequestError("the request's body came in chunks and is empty: send Content-Length instead")
 
 
 def request_content(method: str, path: str, query: bytes, content_type: str, body: bytes) -> bytes:

@@ -10,8 +10,8 @@ from outbox.errors import (
     KeyInFlight,
     KeyMalformed,
     KeyMissing,
+    RequestError,
     RequestMismatch,
-    RequestRefused,
     RequestTooLarge,
     RequestUndone,
 )
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     has_retry_after: bool = False
 
 
-KINDS: Mapping[type[RequestRefused], Kind] = {
+KINDS: Mapping[type[RequestError], Kind] = {
     KeyMissing: Kind(
         "key-missing", "The request has no idempotency key", "Send the header, and repeat it with each retry."
     ),
@@ -62,7 +62,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
         "Nothing was stored. Send the same request again, with the same key, after the seconds that Retry-After names.",
         has_retry_after=True,
     ),
-    RequestRefused: Kind(
+    RequestError: Kind(
         "request-refused",
         "The request cannot be answered in its present form",
         "Read `detail`, and correct the request.",
@@ -73,7 +73,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
 NAMES = frozenset(kind.name for kind in KINDS.values())
 
 
-def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) -> Response:
+def problem_of(refusal: RequestError, types: str | Mapping[str, str] = TYPES) -> Response:
     """The answer to a refused request: `type`, `title`, `status` and `detail`, and Retry-After if it says when to ask again.
 
     types: what precedes the problem's name in its type URI, such as `https://api.example.com/problems/`, or the

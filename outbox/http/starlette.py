@@ -31,7 +31,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing("outbox.http.starlette", "starlette", error) from error
 
-from outbox.errors import ClaimError, ConfigurationError, RequestRefused
+from outbox.errors import ClaimError, ConfigurationError, RequestError
+from outbox.fingerprint import Fingerprint, fingerprint
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions
@@ -103,12 +104,12 @@ class SessionClaims(Generic[SessionT]):
             session = self.sessions()
             claimed = ClaimedRequest(session, await exchange.begin(session, key, caller, content))
             exchange.claimed = claimed
-        except RequestRefused as refusal:
+        except RequestError as refusal:
             exchange.raise_refusal(refusal, request.scope)
         try:
             with undone_by_conflict():
                 yield claimed
-        except RequestRefused as refusal:
+        except RequestError as refusal:
             exchange.has_failed = True
             exchange.raise_refusal(refusal, request.scope)
         except BaseException:
@@ -121,7 +122,7 @@ class SessionClaims(Generic[SessionT]):
         exchange.policy = self.policy
         try:
             return self.policy.key_of(request.headers.getlist(HEADER))
-        except RequestRefused as refusal:
+        except RequestError as refusal:
             exchange.raise_refusal(refusal, request.scope)
 
     async def _content_of(self, request: Request, exchange: Exchange) -> Any:
@@ -182,7 +183,7 @@ class IdempotencyMiddleware:
                 async with self._claims.claim(Request(scope, exchange.body.receive)):
                     await self._app(scope, exchange.body.receive, exchange.send)
         except Exception as error:
-            if isinstance(error, RequestRefused):
+            if isinstance(error, RequestError):
                 exchange.refuse(error)
             if not exchange.is_ending:
                 raise

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from outbox.errors import ClaimError, OutboxError, RequestRefused, RequestUndone
+from outbox.errors import ClaimError, OutboxError, RequestError, RequestUndone
 from outbox.http.answers import with_added
 from outbox.http.policy import Policy, require_whole_body, too_large
 from outbox.http.transaction import RequestTransaction
@@ -60,15 +60,15 @@ def _answered_kind(kind: Any) -> Any:
     return type(kind.__name__, (kind, _AnsweredByTheApp), {})
 
 
-def _answered(refusal: RequestRefused, asked: Callable[[], None]) -> RequestRefused:
+def _answered(refusal: RequestError, asked: Callable[[], None]) -> RequestError:
     plain: Any = type(refusal)
     kind = _answered_kind(plain)
     made = kind.__new__(kind, *refusal.args)
     made.__dict__.update(vars(refusal) | {"asked": asked, "detail": str(refusal), "headers": None})
-    return cast(RequestRefused, made)
+    return cast(RequestError, made)
 
 
-def has_own_handler(scope: Scope, refusal: RequestRefused) -> bool:
+def has_own_handler(scope: Scope, refusal: RequestError) -> bool:
     """Whether the app in which the request is has a handler of this refusal, or of all that is ours."""
     handled = getattr(scope.get("app"), "exception_handlers", {})
     return any(kind in handled for kind in type(refusal).__mro__ if issubclass(kind, OutboxError))
@@ -126,7 +126,7 @@ class Exchange:
             raise replayed
         return transaction.claim
 
-    def refuse(self, refusal: RequestRefused) -> bool:
+    def refuse(self, refusal: RequestError) -> bool:
         """Remember the refusal, for the client. Returns False if it is too late for that: another answer is sent."""
         if self.started or self._ending is not None:
             return False
@@ -134,7 +134,7 @@ class Exchange:
         self._raised.append(refusal)
         return True
 
-    def raise_refusal(self, refusal: RequestRefused, scope: Scope) -> NoReturn:
+    def raise_refusal(self, refusal: RequestError, scope: Scope) -> NoReturn:
         """Remember the refusal, and have the app end the request. scope: of the innermost app."""
         if not self.refuse(refusal) or has_own_handler(scope, refusal):
             raise refusal

@@ -10,7 +10,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from outbox.errors import ClaimLost, RequestRefused, RequestUndone
+from outbox.claim_block import IdempotentBlock, change_options
+from outbox.errors import ClaimLost, RequestError, RequestUndone
 from outbox.http.answers import Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
 from outbox.requests.claim_block import IdempotentBlock, change_options
@@ -96,7 +97,7 @@ class RequestTransaction:
                 change_options(block, savepoint_of=request_savepoint)
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
-        except RequestRefused:
+        except RequestError:
             with session:
                 self._end_unwritten()
             raise

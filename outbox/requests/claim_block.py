@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.errors import ClaimError, ClaimLost, ClaimOpen, RequestRefused
+from outbox.errors import ClaimError, ClaimLost, ClaimOpen, RequestError
+from outbox.idempotency import Claim, OpenRequest
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.idempotency import Claim, OpenRequest
@@ -110,7 +111,7 @@ class ClaimBlock(Generic[Entered]):
         state_of(session).at_end.append(lambda committed: observation.report())
         try:
             claim = self._take_checked(session, observation)
-        except RequestRefused as error:
+        except RequestError as error:
             observation.refused(error)
             raise
         observation.claimed("hit" if claim.replayed else "miss")

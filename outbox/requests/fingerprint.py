@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
-from outbox.errors import InvalidValue, NotSerializable, RequestRefused
+from outbox.errors import InvalidValue, NotSerializable, RequestError
 
 FINGERPRINT_VERSION = 1
 """Stored with each fingerprint; a change of the algorithm gets another number.
@@ -50,7 +50,7 @@ class Fingerprint:
         body: `bytes` are parsed strictly; anything else is a parsed value.
         leave_out: JSON Pointers (RFC 6901) to what differs between retries: `/sent_at`, `/trace/id`, `/items/0/at`. Every
             other member counts, also one that the app does not know yet.
-        Raises for a body that is not JSON, has a member twice, or contains NaN or an infinity: `RequestRefused` (400) if the
+        Raises for a body that is not JSON, has a member twice, or contains NaN or an infinity: `RequestError` (400) if the
         body is `bytes`, which come from the client, else `NotSerializable`. Raises `InvalidValue` for a malformed pointer.
 
         A body of 1 MiB takes up to half a second. With an event loop, call this on a thread.
@@ -62,7 +62,7 @@ class Fingerprint:
         try:
             return cls(_digest("json", canonical_json(_without(_parsed(bytes(body)), paths)), endpoint))
         except NotSerializable as error:
-            raise RequestRefused(str(error)) from None
+            raise RequestError(str(error)) from None
 
 
 def fingerprint(content: Any) -> bytes:

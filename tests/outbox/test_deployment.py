@@ -13,7 +13,8 @@ from support.entries import Blocking, dispatcher, put_one, queue_row, run_once, 
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.errors import ConfigurationError, Suspended
+from dispatchers.errors import Suspended
+from outbox.errors import ConfigurationError
 from outbox.sql.places import place_of
 
 META = TABLES.meta

@@ -103,9 +103,9 @@ def test_7_what_two_parsers_read_differently_is_refused():
     twice = b'{"amount": 1, "amount": 2}'
     assert sorted_dump(json.loads(twice)) == sorted_dump({"amount": 2})
 
-    with pytest.raises(outbox.RequestRefused, match="a duplicate member name: parsers disagree about which one counts"):
+    with pytest.raises(outbox.RequestError, match="a duplicate member name: parsers disagree about which one counts"):
         of(twice)
-    with pytest.raises(outbox.RequestRefused, match="NaN in the request is not a JSON number"):
+    with pytest.raises(outbox.RequestError, match="NaN in the request is not a JSON number"):
         of(b'{"amount": NaN}')
 
 
@@ -202,7 +202,7 @@ def test_a_path_that_leaves_nothing_out_is_refused(pointers, text):
 )
 def test_a_body_that_is_no_json_is_refused_and_not_shown(body, text):
     """What came off the wire is the client's mistake, a 400; a value is the app's."""
-    with pytest.raises(outbox.RequestRefused if isinstance(body, bytes) else outbox.NotSerializable) as caught:
+    with pytest.raises(outbox.RequestError if isinstance(body, bytes) else outbox.NotSerializable) as caught:
         of(body)
 
     assert str(caught.value) == text

@@ -8,6 +8,7 @@ import pytest
 import dispatchers
 import dispatchers.callbacks
 import dispatchers.delivery
+import dispatchers.errors
 import dispatchers.flow_control.state
 import dispatchers.operations
 import dispatchers.process.dispatcher
@@ -28,6 +29,7 @@ def test_every_public_name_is_that_of_its_module() -> None:
     homes = (
         dispatchers.callbacks,
         dispatchers.delivery,
+        dispatchers.errors,
         dispatchers.process.dispatcher,
         dispatchers.process.fleet,
         dispatchers.operations,

@@ -5,7 +5,8 @@ from difflib import unified_diff
 import pytest
 from support.public_api import MODULES, describe, public_members, read_snapshot, snapshot_path
 
-import outbox
+import dispatchers.errors
+import outbox.errors
 from dispatchers import Completed, SettledEntry, Settlement
 from outbox.requests.claim_block import IdempotentBlock
 from outbox.requests.inbox import InboxBlock
@@ -21,13 +22,16 @@ ATTRIBUTES = {
     outbox.Entry: "child_key id",
     Completed: "completion entries id parent respond response",
     Settlement: "attempts entry reason result state",
-    SettledEntry: "body child_key created_at destination discriminator id operation parent payload",
+    SettledEntry: "child_key created_at destination discriminator id operation parent payload payload_json",
     IdempotentBlock: "",
     InboxBlock: "",
     LeasedBlock: "",
     FencedBlock: "",
 }
 """What autocompletion shows of an object that the library hands to an app."""
+
+MANY_CAUSES = {"CallbackError", "ConfigurationError", "SchemaError"}
+"""The errors that are no base class, and still a kind of error."""
 
 
 @pytest.mark.parametrize("package", MODULES)
@@ -61,3 +65,16 @@ def test_an_app_sees_of_an_object_only_what_it_may_use(cls: type) -> None:
     shown = {name for name in {*dir(cls), *public_members(cls)} if not name.startswith("_")}
 
     assert sorted(shown) == ATTRIBUTES[cls].split()
+
+
+def test_only_a_kind_of_error_has_a_name_that_ends_in_error() -> None:
+    errors = {
+        each
+        for module in (outbox.errors, dispatchers.errors)
+        for each in vars(module).values()
+        if isinstance(each, type)
+    }
+    ours = {each for each in errors if issubclass(each, outbox.OutboxError)}
+    bases = {each.__name__ for each in ours if any(each in other.__bases__ for other in ours)}
+
+    assert {each.__name__ for each in ours if each.__name__.endswith("Error")} == bases | MANY_CAUSES

@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from outbox.session import flush_all
 from simulation import reference_history
 from simulation import reference_operators as reference_people
 from simulation.reference import ReferenceStore
@@ -22,6 +23,7 @@ from simulation.reference_rows import Block, Entry, Refused, Row
 import outbox
 from dispatchers.admin.decide import decisions
 from dispatchers.admin.decide import resume as admin_resume
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.flow_control.state import FlowUpdate, Taken, on_record
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store import queries
@@ -29,8 +31,6 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry
-from outbox.errors import DecisionRefused, EntryNotFound
-from outbox.sessions.session import flush_all
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND, NEVER
 from support.database import TABLES, Database

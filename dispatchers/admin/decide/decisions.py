@@ -25,14 +25,14 @@ from dispatchers.admin.decide.effects import (
 from dispatchers.admin.decide.rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
 from dispatchers.admin.read.dispatchers import served_destinations
 from dispatchers.delivery import MAX_RESULT_BYTES
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.flow_control.state import service_of
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.stuck_groups import free_stuck, head_of
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
-from outbox.entries.payload import encode_json
-from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+from outbox.errors import InvalidValue
 from outbox.keys import check_field
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import Place, advance

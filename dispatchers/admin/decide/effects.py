@@ -13,9 +13,9 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Connection, Row, Update, Uuid, bindparam, case, delete, insert, select, text, update
 
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
+from dispatchers.errors import DecisionRefused
 from dispatchers.store import callback_registry
 from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState, read_outcome, write_outcome
-from outbox.errors import DecisionRefused
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.functions import function_name

@@ -19,8 +19,9 @@ from dispatchers.admin.decide.decisions import check_decision
 from dispatchers.admin.decide.persons import is_same_person
 from dispatchers.admin.decide.proposed import Proposal, ids_in, read_proposal, stored_text
 from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from outbox.configuration import Configuration
-from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+from outbox.errors import InvalidValue
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.schema import Tables
 

@@ -14,8 +14,8 @@ from dispatchers.admin.decide.bulk_sentence import asks_again
 from dispatchers.admin.decide.effects import Action, Verdict
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.errors import EntryNotFound
 from dispatchers.store.queries import unreadable
-from outbox.errors import EntryNotFound
 from outbox.sql.dialect import database_now
 from outbox.sql.rights import Right, without_right
 from outbox.sql.schema import Tables

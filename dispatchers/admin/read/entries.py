@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Row, and_, case, func, null, select
 from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of
 from dispatchers.admin.read.entry_pages import Place, read_places
 from dispatchers.admin.read.plain_values import parsed_or_text
+from dispatchers.errors import EntryNotFound
 from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.entries.status import waiting_reason
-from outbox.errors import EntryNotFound
 from outbox.keys import Tag, encode_native
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import is_blocked

@@ -12,7 +12,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
 
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
-from outbox.errors import EntryNotFound, InvalidValue
+from dispatchers.errors import EntryNotFound
+from outbox.errors import InvalidValue
 from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables, is_open

@@ -30,8 +30,9 @@ from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_keys, require_version
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
+from dispatchers.errors import EntryNotFound
 from dispatchers.store.heartbeats import read_dispatchers
-from outbox.errors import EntryNotFound, InvalidValue
+from outbox.errors import InvalidValue
 from outbox.sql.schema import Tables
 
 MAX_SIBLINGS = 100

@@ -11,7 +11,8 @@ from support.database import TABLES, Database
 
 import outbox
 from dispatchers.admin.read.requests import RequestFilter, RequestPlace, list_requests, read_request
-from outbox.errors import EntryNotFound, InvalidValue
+from dispatchers.errors import EntryNotFound
+from outbox.errors import InvalidValue
 from outbox.sql.dialect import clock_plus
 from outbox.times import MAX_SPAN
 

@@ -18,8 +18,9 @@ from dispatchers.admin.decide import again as asking
 from dispatchers.admin.decide.again import Again, again, first_of
 from dispatchers.admin.decide.bulk import BulkDecision, decide, preview
 from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from outbox.configuration import Configuration
-from outbox.errors import ConfigurationError, DecisionRefused, EntryNotFound
+from outbox.errors import ConfigurationError
 from outbox.keys import Keyring
 
 REJECTING = {"crm": MemoryAdapter(lambda delivery: Rejected("no such customer"))}

@@ -18,6 +18,7 @@ from dispatchers.admin.decide import decisions
 from dispatchers.admin.decide.audit import AuditFilter, AuditRow, read_audit, write_audit
 from dispatchers.admin.decide.payloads import reveal
 from dispatchers.admin.decide.resume import OperatorDecision, resume
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, forget_old_decisions
 from outbox.sql.dialect import clock
 
@@ -120,7 +121,7 @@ def test_resuming_after_a_restore_says_how_many_entries_changed(database: Databa
 def test_a_refused_decision_leaves_nothing_in_the_audit_log(database: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(database, ob)
 
-    with pytest.raises(outbox.DecisionRefused), database.engine.begin() as connection:
+    with pytest.raises(DecisionRefused), database.engine.begin() as connection:
         decisions.cancel(connection, TABLES, id, **WHO)
 
     assert rows_of(database) == []
@@ -244,7 +245,7 @@ def test_showing_a_payload_is_recorded_and_showing_an_entry_is_not(database: Dat
 
 
 def test_a_missing_entrys_payload_is_not_found_and_not_recorded(database: Database) -> None:
-    with pytest.raises(outbox.EntryNotFound), database.engine.begin() as connection:
+    with pytest.raises(EntryNotFound), database.engine.begin() as connection:
         reveal(connection, TABLES, uuid4(), actor="ada", reason="asked")
 
     assert rows_of(database) == []

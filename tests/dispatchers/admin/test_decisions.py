@@ -15,6 +15,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.database import DatabaseStore
 from outbox.sql.dialect import clock
 from outbox.times import NEVER
@@ -123,7 +124,7 @@ def test_a_decision_that_a_state_does_not_allow_changes_nothing(
     id = in_state(given, database, ob)
     before = (queue_row(database, id), history(database, id))
 
-    with pytest.raises(outbox.DecisionRefused, match=f"entry {id} is {shown}: {text}") as refused:
+    with pytest.raises(DecisionRefused, match=f"entry {id} is {shown}: {text}") as refused:
         decide(database, what, id)
 
     assert refused.value.state == shown
@@ -134,7 +135,7 @@ def test_a_decision_that_a_state_does_not_allow_changes_nothing(
 def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -> None:
     id = uuid4()
 
-    with pytest.raises(outbox.EntryNotFound, match=f"no entry has the id {id}"):
+    with pytest.raises(EntryNotFound, match=f"no entry has the id {id}"):
         decide(database, what, id)
 
 
@@ -281,7 +282,7 @@ def test_a_blocked_group_is_released_and_that_is_on_record(database: Database) -
     assert database.rows(TABLES.blocked_group) == []
     assert history(database, id) == [("decision", "ada", "asked")]
     with (
-        pytest.raises(outbox.EntryNotFound, match="ordering group 'acct_1' is not blocked"),
+        pytest.raises(EntryNotFound, match="ordering group 'acct_1' is not blocked"),
         database.engine.begin() as connection,
     ):
         decisions.release_group(connection, TABLES, "acct_1", actor="ada", reason="asked")

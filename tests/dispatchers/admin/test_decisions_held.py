@@ -24,6 +24,7 @@ from dispatchers.admin.decide import decisions
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.overview import read_overview
 from dispatchers.admin.read.summary import read_summary
+from dispatchers.errors import Suspended
 from dispatchers.flow_control.state import Taken, as_record
 from dispatchers.store.flow_control import make_rows
 from dispatchers.stored_outcome import Known, write_outcome
@@ -152,7 +153,7 @@ def test_while_sending_is_suspended_a_decision_waits_and_is_counted(database: Da
     database.execute(sa.update(TABLES.meta).values(suspended_reason="restored"))
     service = MemoryAdapter(window=None)
 
-    with pytest.raises(outbox.errors.Suspended):
+    with pytest.raises(Suspended):
         run_once(database, ob, adapters={"crm": service})
 
     assert shown(database) == {"states": {"pending": 2}, "decided": 4, "due": 2}

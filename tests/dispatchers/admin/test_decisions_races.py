@@ -13,6 +13,7 @@ from support.entries import claim, put_one, queue_row, run_once, state
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
+from dispatchers.errors import DecisionRefused
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 
@@ -69,7 +70,7 @@ def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
 
     monkeypatch.setattr(decisions, "_require", look_and_be_late)
     with (
-        pytest.raises(outbox.DecisionRefused, match="has just changed: show it again"),
+        pytest.raises(DecisionRefused, match="has just changed: show it again"),
         sqlite.unprepared_engine().begin() as connection,
     ):
         decisions.cancel(connection, TABLES, id, actor="ada", reason="asked")

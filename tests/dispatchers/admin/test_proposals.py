@@ -21,8 +21,9 @@ from dispatchers.admin.decide.bulk import BulkDecision
 from dispatchers.admin.decide.proposals import VALID_FOR, Confirmed
 from dispatchers.admin.decide.proposed import ENTRIES_LISTED, Proposal, read_proposal, read_proposals
 from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, delete_old_decisions
-from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+from outbox.errors import InvalidValue
 
 pytestmark = pytest.mark.on_mariadb
 

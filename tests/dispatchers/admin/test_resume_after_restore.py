@@ -19,8 +19,9 @@ import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.admin.decide.resume import FOREIGN
+from dispatchers.errors import Suspended
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.errors import ConfigurationError, Suspended
+from outbox.errors import ConfigurationError
 from outbox.times import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}

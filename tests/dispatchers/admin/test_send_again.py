@@ -11,6 +11,7 @@ import outbox
 from dispatchers import FOREVER, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
+from dispatchers.errors import DecisionRefused
 from dispatchers.time_limits import RetryPolicy, Window
 from outbox.keys import derive_tag, encode_native, key_fields
 
@@ -109,7 +110,7 @@ def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: D
     adapter = MemoryAdapter()
     send_again(database, ob, id, adapter)
 
-    with pytest.raises(outbox.DecisionRefused, match="when no earlier send is in flight any more"):
+    with pytest.raises(DecisionRefused, match="when no earlier send is in flight any more"):
         decide(database, decisions.retry, id)
 
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
@@ -184,5 +185,5 @@ def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.O
 
     with database.begin() as session:
         assert not ob.cancel(session, id)
-    with pytest.raises(outbox.DecisionRefused, match=MAYBE_SENT):
+    with pytest.raises(DecisionRefused, match=MAYBE_SENT):
         decide(database, decisions.cancel, id)

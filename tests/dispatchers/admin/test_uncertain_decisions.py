@@ -13,7 +13,8 @@ import outbox
 from dispatchers import Absent, CannotTell, Delivered, Delivery, Found, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.uncertain import look_up, send_again
-from outbox.errors import DecisionRefused, InvalidValue
+from dispatchers.errors import DecisionRefused
+from outbox.errors import InvalidValue
 
 DAY = timedelta(days=1)
 

@@ -17,6 +17,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause
+from dispatchers.errors import Suspended
 from dispatchers.pipeline import activity_log
 from dispatchers.telemetry.events import Activity, Attempt, Backlog, Event, Levels
 from outbox.errors import ConfigurationError
@@ -229,7 +230,7 @@ def test_the_levels_show_that_sending_is_suspended(database: Database, ob: outbo
     assert not seen.levels[-1].suspended
     database.execute(sa.update(TABLES.meta).values(suspended_reason="restored"))
 
-    with pytest.raises(outbox.errors.Suspended):
+    with pytest.raises(Suspended):
         run_once(database, ob, adapters={"crm": MemoryAdapter()}, observe=seen)
 
     assert seen.levels[-1].suspended

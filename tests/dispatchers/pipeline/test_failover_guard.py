@@ -23,11 +23,11 @@ from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.errors import DecisionRefused, Suspended
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Release, Retry, Settle
-from outbox.errors import DecisionRefused, Suspended
 
 pytestmark = pytest.mark.on_mariadb
 

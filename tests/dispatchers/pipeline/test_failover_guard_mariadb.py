@@ -20,9 +20,9 @@ from support.mariadb_server import make_data, mariadb_on, missing_program
 import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.errors import Suspended
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
-from outbox.errors import Suspended
 
 
 @pytest.fixture(scope="module")

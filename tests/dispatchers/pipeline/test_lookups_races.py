@@ -27,9 +27,9 @@ import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
 from dispatchers.admin.decide import decisions
 from dispatchers.decide_lookup import MAX_CRASHES
+from dispatchers.errors import DecisionRefused
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
-from outbox.errors import DecisionRefused
 from outbox.times import NEVER
 
 

@@ -14,9 +14,9 @@ import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
+from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store import stuck_groups
 from dispatchers.store.database import DatabaseStore
-from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb

@@ -13,7 +13,8 @@ from support.entries import dispatcher, put_one, run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.errors import ConfigurationError, Suspended
+from dispatchers.errors import Suspended
+from outbox.errors import ConfigurationError
 
 META = TABLES.meta
 

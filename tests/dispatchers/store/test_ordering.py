@@ -15,6 +15,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
+from dispatchers.errors import DecisionRefused
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sessions.session import flush_all
@@ -257,7 +258,7 @@ def test_retry_refuses_what_waits_for_the_head(database: Database, ob: outbox.Ou
     send_all(database, ob, service)
 
     with pytest.raises(
-        outbox.DecisionRefused, match="it is blocked by an earlier entry of its ordering group, which `show` prints"
+        DecisionRefused, match="it is blocked by an earlier entry of its ordering group, which `show` prints"
     ):
         decide(database, decisions.retry, ids[1])
 

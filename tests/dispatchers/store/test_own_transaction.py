@@ -14,8 +14,8 @@ from support.entries import states
 
 import outbox
 from dispatchers import Completed
+from dispatchers.errors import CallbackError
 from dispatchers.store import own_transaction
-from outbox.errors import CallbackError
 
 pytestmark = [pytest.mark.on_mariadb, pytest.mark.every_value]
 

@@ -26,11 +26,11 @@ import outbox
 from dispatchers import Operations, Settlement, database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import connections
+from dispatchers.errors import Suspended
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.row_errors import is_conflict
 from dispatchers.transitions import Settle
 from outbox import migrations
-from outbox.errors import Suspended
 
 TO_FILES = """
 from dispatchers.process.dispatcher import Simulation

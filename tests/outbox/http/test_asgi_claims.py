@@ -34,7 +34,7 @@ def test_an_apps_own_handler_of_refusals_answers_until_the_answer_begins(
     """Starlette refuses to handle what the commit raises, which comes after the answer's first message."""
     shop = shop_with_a_hot_row(postgresql, ob)
     app = starlette_app(shop)
-    app.add_exception_handler(outbox.RequestRefused, lambda request, error: JSONResponse({}, 418))
+    app.add_exception_handler(outbox.RequestError, lambda request, error: JSONResponse({}, 418))
 
     with serving_asgi(app) as url:
         caller = Caller(url)

@@ -23,10 +23,10 @@ def cases() -> dict[str, Any]:
     return {f"{file}: {case['name']}": case for file, case in found if case["header_type"] == "item"}
 
 
-def key_or_refusal(lines: list[str], **mode: bool) -> str | type[outbox.RequestRefused]:
+def key_or_refusal(lines: list[str], **mode: bool) -> str | type[outbox.RequestError]:
     try:
         return parse_key(lines, **mode)
-    except outbox.RequestRefused as refusal:
+    except outbox.RequestError as refusal:
         return type(refusal)
 
 

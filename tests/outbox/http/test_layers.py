@@ -76,7 +76,7 @@ def test_over_a_real_server_a_mounted_app_replays_and_refuses(shop: Shop) -> Non
 
 def test_an_answer_of_the_apps_own_to_a_refusal_is_sent_unless_it_is_a_5xx(shop: Shop) -> None:
     statuses = []
-    for status, kind in ((202, outbox.KeyMissing), (418, outbox.RequestRefused), (500, outbox.KeyMissing)):
+    for status, kind in ((202, outbox.KeyMissing), (418, outbox.RequestError), (500, outbox.KeyMissing)):
 
         async def own(request: Request, error: Exception, status: int = status) -> Response:
             return JSONResponse({}, status)

@@ -16,7 +16,7 @@ from outbox.http.answers import Verdict, first_answer, judge, kept_headers
 from outbox.http.problems import KINDS, MEDIA_TYPE
 from outbox.keys import pae
 
-REFUSALS = [outbox.errors.RequestRefused, *outbox.errors.RequestRefused.__subclasses__()]
+REFUSALS = [outbox.errors.RequestError, *outbox.errors.RequestError.__subclasses__()]
 CHOSEN = outbox.Response(402, b"{}", {"Content-Type": "application/json"})
 
 
@@ -45,7 +45,7 @@ def test_a_problem_has_its_type_its_title_its_status_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_every_refusal_has_a_type_of_its_own(refusal: type[outbox.RequestRefused]) -> None:
+def test_every_refusal_has_a_type_of_its_own(refusal: type[outbox.RequestError]) -> None:
     assert refusal in KINDS
     assert len({kind.name for kind in KINDS.values()}) == len(KINDS)
 

@@ -154,7 +154,7 @@ def test_a_changed_body_is_in_flight_at_first_and_a_mismatch_afterwards(shop):
     refusals = []
 
     def ask_with_another_body():
-        with pytest.raises(outbox.RequestRefused) as caught:
+        with pytest.raises(outbox.RequestError) as caught:
             shop.request({"amount": 1})
         refusals.append(type(caught.value))
 

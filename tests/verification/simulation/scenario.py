@@ -11,9 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
+from dispatchers.errors import Suspended
 from dispatchers.process.dispatcher import Simulation
 from dispatchers.time_limits import FOREVER
-from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.crowd import Crowd
 from simulation.database import START, Database, RemoteStore
