@@ -23,7 +23,7 @@ class GivenSettings(TypedDict, total=False):
     concurrency: int
     max_in_flight: int
     limits: Mapping[str, Limits]
-    callbacks_at_once: int
+    callback_concurrency: int
     callback_timeout: timedelta | None
     callback_transactions: AppTransactions | None
     poll: timedelta
@@ -45,7 +45,7 @@ class Settings:
     concurrency: int = 100
     max_in_flight: int = 1000
     limits: Mapping[str, Limits] = field(default_factory=dict)
-    callbacks_at_once: int = 4
+    callback_concurrency: int = 4
     callback_timeout: timedelta | None = None
     callback_transactions: AppTransactions | None = None
     poll: timedelta = timedelta(milliseconds=250)
@@ -67,8 +67,10 @@ class Settings:
             raise ConfigurationError("concurrency and max_in_flight must be at least 1")
         if not isinstance(self.promotions_lose_nothing, bool):  # the text "false" is true
             raise ConfigurationError(f"promotions_lose_nothing={self.promotions_lose_nothing!r}: must be True or False")
-        if not isinstance(self.callbacks_at_once, int) or self.callbacks_at_once < 1:
-            raise ConfigurationError(f"callbacks_at_once must be an int of at least 1, not {self.callbacks_at_once!r}")
+        if not isinstance(self.callback_concurrency, int) or self.callback_concurrency < 1:
+            raise ConfigurationError(
+                f"callback_concurrency must be an int of at least 1, not {self.callback_concurrency!r}"
+            )
         self._check_spans()
         object.__setattr__(self, "limits", check_limits(self.limits))  # a copy, which the app cannot change
 

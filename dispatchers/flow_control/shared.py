@@ -323,8 +323,8 @@ class SharedLimits:
                 self._destinations = {of: each for of, each in self._destinations.items() if not each.is_unused(now)}
             limits = limits_of(self._limits, name)
             most = limits.concurrency or self._concurrency
-            most = min(most, limits.concurrency_in_all or most)
-            known = self._destinations[name] = Destination(replace(limits, concurrency_in_all=None), most)
+            most = min(most, limits.total_concurrency or most)
+            known = self._destinations[name] = Destination(replace(limits, total_concurrency=None), most)
         return known
 
 

@@ -79,14 +79,14 @@ class Limits:
     """The limits of one destination.
 
     concurrency: sends at a time by one dispatcher; by default the dispatcher's own setting.
-    concurrency_in_all: sends at a time by all dispatchers together.
+    total_concurrency: sends at a time by all dispatchers together.
     rate: sends per second by all dispatchers together.
     burst: how many sends may go out at one moment after a time without sends; by default the number of one second.
     breaker: the circuit breaker; None for none.
     """
 
     concurrency: int | None = None
-    concurrency_in_all: int | None = None
+    total_concurrency: int | None = None
     rate: float | None = None
     burst: int | None = None
     breaker: Breaker | None = DEFAULT_BREAKER
@@ -94,8 +94,8 @@ class Limits:
     def __post_init__(self) -> None:
         if self.concurrency is not None:
             _require_whole("Limits.concurrency", self.concurrency)
-        if self.concurrency_in_all is not None:
-            _require_whole("Limits.concurrency_in_all", self.concurrency_in_all)
+        if self.total_concurrency is not None:
+            _require_whole("Limits.total_concurrency", self.total_concurrency)
         if self.rate is not None and not _is_rate(self.rate):
             raise ConfigurationError(
                 f"Limits.rate must be a number of sends per second, 0.0001 to 1000000: {self.rate!r}"
@@ -112,7 +112,7 @@ class Limits:
     @property
     def are_shared(self) -> bool:
         """Whether these limits count the sends of all dispatchers together."""
-        return self.rate is not None or self.concurrency_in_all is not None
+        return self.rate is not None or self.total_concurrency is not None
 
 
 def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
@@ -309,9 +309,9 @@ def claimed(state: FlowState, limits: Limits, now: datetime, entries: int, token
     if limits.rate is not None:
         used = timedelta(seconds=entries / limits.rate)
         state = replace(state, rate_at=_used_up(state, now) + used, rate_per_second=float(limits.rate))
-    if limits.concurrency_in_all is not None:
+    if limits.total_concurrency is not None:
         taken = *still_taken(state.permits_taken, now), Taken(token, entries, now + lease)
-        state = replace(state, permits_taken=taken, max_permits=limits.concurrency_in_all)
+        state = replace(state, permits_taken=taken, max_permits=limits.total_concurrency)
     return state
 
 
@@ -364,6 +364,6 @@ def _burst(limits: Limits) -> int:
 
 
 def _left_of_permits(state: FlowState, limits: Limits, now: datetime) -> int:
-    if limits.concurrency_in_all is None:
+    if limits.total_concurrency is None:
         return UNLIMITED
-    return max(0, limits.concurrency_in_all - sum(each.permits for each in still_taken(state.permits_taken, now)))
+    return max(0, limits.total_concurrency - sum(each.permits for each in still_taken(state.permits_taken, now)))

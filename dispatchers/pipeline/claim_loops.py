@@ -78,7 +78,7 @@ class ClaimLoops:
         self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
         self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
         self._flow = parts.flow(settings.limits, clock=clock, rng=rng)
-        pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
+        pace = CallbackPace(settings.callback_concurrency, settings.usable, callbacks.destinations)
         self._scheduler = parts.scheduler(
             routes.destinations,
             permits=settings.concurrency,

@@ -65,7 +65,7 @@ class OutcomeCollector:
         self.alone = SettlementWorker(
             store,
             pace,
-            at_once=settings.callbacks_at_once,
+            at_once=settings.callback_concurrency,
             usable=settings.usable,
             clock=clock,
             rng=rng,

@@ -124,13 +124,13 @@ class Scheduler:
         named.
         """
         waiting = {
-            "callbacks_at_once": [
+            "callback_concurrency": [
                 name for name in self._taken if self._pace.applies_to(name) and not self._pace.free(name)
             ],
             "concurrency": [name for name, taken in self._taken.items() if taken >= self.permits_of(name)],
         }
         if not self._pace.free_in_all:
-            waiting["callbacks_at_once"] = [*self._turns.held]
+            waiting["callback_concurrency"] = [*self._turns.held]
         found = {setting: sorted(names)[:MAX_DESTINATIONS] for setting, names in waiting.items() if names}
         return found | ({"max_in_flight": []} if self._taken_in_all >= self._permits_in_all else {})
 

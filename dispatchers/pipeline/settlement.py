@@ -188,7 +188,7 @@ class SettlementWorker:
             log.warning(
                 "%d entries were released before their callbacks could run, because their leases were nearly over. Their outcomes"
                 " are stored, and their callbacks run after the next claim. A callback takes %.2g s, and %d run at a time: raise"
-                " callbacks_at_once, or make the callbacks faster",
+                " callback_concurrency, or make the callbacks faster",
                 len(late),
                 self._pace.seconds_each,
                 self._at_once,

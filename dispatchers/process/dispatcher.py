@@ -66,10 +66,10 @@ class Dispatcher:
     keyring, outbox: by default the configured ones.
     lease: how long a claim is valid. If a process crashes, its entries can be claimed again after this time.
     margin: the time that clock differences and pauses may take from a lease or a window.
-    concurrency: sends at a time to one destination.
-    max_in_flight: sends at a time to all destinations, with the entries that are claimed ahead.
+    concurrency: sends at a time to one destination, by this dispatcher; `Limits(total_concurrency=...)` counts over all of them.
+    max_in_flight: sends at a time to all destinations, by this dispatcher, with the entries that are claimed ahead.
     limits: concurrency, rate and circuit breaker of single destinations.
-    callbacks_at_once: how many callbacks run at a time. Each uses a connection of the engine's pool.
+    callback_concurrency: how many callbacks run at a time. Each uses a connection of the engine's pool.
     callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
         `lease - margin`.
     callback_transactions: where callbacks run instead of the engine's transactions: `dispatchers.django.DjangoTransactions()`.

@@ -110,7 +110,7 @@ def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
     )
 
 
-_NUMBERS = ("lease", "margin", "retention", "callbacks_at_once")
+_NUMBERS = ("lease", "margin", "retention", "callback_concurrency")
 _NUMBERS_OF_OPERATION = ("timeout", "max_attempts", "max_age")
 
 

@@ -62,7 +62,7 @@ def put_heartbeat(
             "failure_fields": list(failure_fields),
         }
     }
-    settings: dict[str, Any] = {"lease": 60.0, "margin": 5.0, "retention": 604800.0, "callbacks_at_once": 4}
+    settings: dict[str, Any] = {"lease": 60.0, "margin": 5.0, "retention": 604800.0, "callback_concurrency": 4}
     declared = json.dumps(settings | {"callbacks": [], "max_connections": None, "operations": operations})
     heartbeat = Heartbeat(id=uuid4(), host="web-1", pid=812, version="1", in_flight=0, declared=declared)
     with database.owner() as connection:

@@ -41,7 +41,7 @@ ANSWERS: dict[str, Outcome] = {
 # An hour of a destination's is like a second elsewhere.
 LIMITS = {
     "crm": Limits(
-        concurrency_in_all=3,
+        total_concurrency=3,
         rate=2 / HOUR.total_seconds(),
         burst=2,
         breaker=Breaker(failures=2, wait=1.5 * HOUR, max_wait=6 * HOUR),

@@ -219,14 +219,14 @@ def _retrying_seconds(max_attempts: int, timeout: float) -> float:
 
 def _pool(dispatcher: DispatcherSeen) -> Iterator[Finding]:
     most = dispatcher.settings["max_connections"]
-    calls = dispatcher.settings["callbacks_at_once"] if dispatcher.settings["callbacks"] else 0
+    calls = dispatcher.settings["callback_concurrency"] if dispatcher.settings["callbacks"] else 0
     if most is not None and most < OWN_CONNECTIONS + calls:
         yield Finding(
             check="pool",
             severity="warning",
             text=f"{dispatcher.name}: its engine's pool gives {most} connections; {OWN_CONNECTIONS + calls} are used at once",
             meaning="claims, maintenance and callbacks wait for one another, and may time out",
-            remedy="raise pool_size or max_overflow of the engine, or lower callbacks_at_once",
+            remedy="raise pool_size or max_overflow of the engine, or lower callback_concurrency",
         )
 
 

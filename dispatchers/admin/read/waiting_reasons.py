@@ -14,7 +14,7 @@ SUSPENDED = "sending is suspended"
 MAX_NAMED = 3
 
 _BUDGETS = {
-    "callbacks_at_once": "its callbacks take all that callbacks_at_once={value} allows",
+    "callback_concurrency": "its callbacks take all that callback_concurrency={value} allows",
     "concurrency": "its concurrency is used up",
     "max_in_flight": "max_in_flight={value} is used up",
 }
@@ -43,7 +43,7 @@ def why_waiting(
     if not serving:
         return UNSERVED
     if row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
-        return f"all {row.max_permits} permits of concurrency_in_all are in use"
+        return f"all {row.max_permits} permits of total_concurrency are in use"
     if row is not None and row.rate_at is not None and row.rate_at > now:
         return f"its rate of {row.rate_per_second:g}/s is used up"
     budgets = {each.name: list(_used_up(each, name)) for each in serving}

@@ -34,7 +34,7 @@ from outbox.times import NEVER
 pytestmark = pytest.mark.on_mariadb
 
 RATED = {"crm": Limits(rate=1, burst=1)}
-ONE_IN_ALL = {"crm": Limits(concurrency_in_all=1)}
+ONE_IN_ALL = {"crm": Limits(total_concurrency=1)}
 
 
 def hold(database: Database, **values: Any) -> None:

@@ -325,7 +325,7 @@ def test_with_an_async_engine_the_check_finds_the_same(postgresql: Database, ob:
 
     async def main() -> doctor.Diagnosis:
         engine = postgresql.async_engine()
-        working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, callbacks_at_once=1)
+        working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, callback_concurrency=1)
         try:
             return await working.check()
         finally:
@@ -335,5 +335,5 @@ def test_with_an_async_engine_the_check_finds_the_same(postgresql: Database, ob:
     diagnosis = asyncio.run(main())
 
     differing = {finding.text.partition(":")[0].rpartition(" ")[2] for finding in diagnosis.findings}
-    assert differing == {"callbacks_at_once", "max_connections"}  # an engine without a pool sets no limit
+    assert differing == {"callback_concurrency", "max_connections"}  # an engine without a pool sets no limit
     assert diagnosis.unchecked == []

@@ -39,7 +39,7 @@ def seen(
         in_flight=0,
         settings_digest="",
         operations=list(operations),
-        settings={"callbacks_at_once": 4, "max_in_flight": 1000},
+        settings={"callback_concurrency": 4, "max_in_flight": 1000},
         used_up=used_up,
     )
 
@@ -56,14 +56,19 @@ CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
     ([seen(is_live=False)], None, None, "no dispatcher is live"),
     ([seen(operations=("mail.send",))], None, None, "no live dispatcher serves it"),
     ([seen(operations=("crm",))], None, None, None),
-    ([seen()], row(max_permits=3), None, "all 3 permits of concurrency_in_all are in use"),
+    ([seen()], row(max_permits=3), None, "all 3 permits of total_concurrency are in use"),
     ([seen()], row(max_permits=4), None, None),
     ([seen()], row(rate_at=SOON, rate_per_second=0.5), None, "its rate of 0.5/s is used up"),
     ([seen()], row(rate_at=NOW, rate_per_second=0.5), None, None),
     ([seen(concurrency=["crm"])], None, None, "its concurrency is used up (web-1:7)"),
     ([seen(concurrency=["mail"])], None, None, None),
     ([seen(max_in_flight=[])], None, None, "max_in_flight=1000 is used up (web-1:7)"),
-    ([seen(callbacks_at_once=["crm"])], None, None, "its callbacks take all that callbacks_at_once=4 allows (web-1:7)"),
+    (
+        [seen(callback_concurrency=["crm"])],
+        None,
+        None,
+        "its callbacks take all that callback_concurrency=4 allows (web-1:7)",
+    ),
     ([seen(concurrency=["crm"]), seen("web-2")], None, None, None),
     (
         [seen(concurrency=["crm"]), seen("web-2", operations=("mail",))],
@@ -101,7 +106,9 @@ def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: 
         effects.on_settled(f"{name}.do")(gate)
     for name in ("bank", "crm"):
         put(postgresql, ob, f"{name}.do", count=20)
-    working = dispatcher(postgresql, ob, include=[effects], callbacks_at_once=1, callback_timeout=timedelta(seconds=50))
+    working = dispatcher(
+        postgresql, ob, include=[effects], callback_concurrency=1, callback_timeout=timedelta(seconds=50)
+    )
 
     async def main() -> None:
         stopping = asyncio.Event()
@@ -114,11 +121,11 @@ def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: 
         await pump
 
     def look() -> None:
-        why = "its callbacks take all that callbacks_at_once=1 allows ("
+        why = "its callbacks take all that callback_concurrency=1 allows ("
         found = why_of(postgresql)
         assert [name for name, text in found.items() if text is not None and text.startswith(why)] == ["bank", "crm"]
         printed = " ".join(succeeded("destinations", database=postgresql, COLUMNS="250").split())
-        assert "waits: its callbacks take all that callbacks_at_once=1 allows" in printed
+        assert "waits: its callbacks take all that callback_concurrency=1 allows" in printed
 
     asyncio.run(main())
 

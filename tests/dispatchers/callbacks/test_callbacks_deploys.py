@@ -124,7 +124,7 @@ def test_a_running_callback_gives_way_to_a_longer_one_that_comes_on_record(
     older, newer, gate = Shop(postgresql, ob, is_async=False), Shop(postgresql, ob, is_async=False), Gate()
     older.on_settled(gate, "crm")
     newer.on_settled(newer.pay, "crm.upsert")
-    working = older.dispatcher(adapters={"crm": MemoryAdapter()}, callbacks_at_once=1)
+    working = older.dispatcher(adapters={"crm": MemoryAdapter()}, callback_concurrency=1)
 
     async def main() -> None:
         pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["retry"] == 2))

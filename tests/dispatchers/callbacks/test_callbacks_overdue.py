@@ -112,7 +112,7 @@ def test_callbacks_that_hang_use_up_neither_the_workers_nor_the_pool(
 
     shop.on_settled(work)
     engine = database.new_engine(poolclass=sa.QueuePool, pool_size=2, max_overflow=1, pool_timeout=60)
-    limits = {"callbacks_at_once": 2, "callback_timeout": timedelta(seconds=1)}
+    limits = {"callback_concurrency": 2, "callback_timeout": timedelta(seconds=1)}
     working = shop.dispatcher(engine, adapters={"crm": MemoryAdapter()}, **limits)
 
     asyncio.run(asyncio.wait_for(working.run_once(), 120))

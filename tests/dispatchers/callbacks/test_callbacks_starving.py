@@ -88,7 +88,7 @@ def test_slow_callbacks_of_some_keep_none_of_the_others_waiting(
         postgresql,
         ob,
         include=[effects.operations],
-        callbacks_at_once=1,
+        callback_concurrency=1,
         lease=timedelta(seconds=2),
         margin=timedelta(seconds=1),
     )

@@ -70,7 +70,9 @@ def test_nothing_is_claimed_that_callbacks_cannot_settle_in_time(postgresql: Dat
     shop, gate, adapter = Shop(postgresql, ob, is_async=False), Gate(), MemoryAdapter()
     shop.on_settled(gate)
     working = shop.dispatcher(
-        adapters={"crm": adapter, "mail": MemoryAdapter()}, callbacks_at_once=2, callback_timeout=timedelta(seconds=50)
+        adapters={"crm": adapter, "mail": MemoryAdapter()},
+        callback_concurrency=2,
+        callback_timeout=timedelta(seconds=50),
     )
 
     async def main() -> None:
@@ -145,7 +147,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"callbacks_at_once": 0}, "callbacks_at_once must be an int of at least 1, not 0"),
+        ({"callback_concurrency": 0}, "callback_concurrency must be an int of at least 1, not 0"),
         (
             {"callback_timeout": timedelta(0)},
             r"callback_timeout must be a positive timedelta of at most lease - margin",
@@ -168,7 +170,7 @@ def test_as_many_callbacks_run_at_once_as_the_setting_says(postgresql: Database,
         gate(session, settlement)
 
     working = dispatcher(
-        postgresql.new_engine(), ob, include=[effects], adapters={"crm": MemoryAdapter()}, callbacks_at_once=7
+        postgresql.new_engine(), ob, include=[effects], adapters={"crm": MemoryAdapter()}, callback_concurrency=7
     )
 
     async def main() -> None:

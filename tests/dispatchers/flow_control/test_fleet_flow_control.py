@@ -27,7 +27,7 @@ def databases(copies: Any) -> Iterator[list[Database]]:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(concurrency_in_all=4)}}, {"max_in_flight": 4}]
+    "limits", [{"concurrency": 4}, {"limits": {"crm": Limits(total_concurrency=4)}}, {"max_in_flight": 4}]
 )
 def test_the_concurrency_holds_over_all_databases(
     databases: list[Database], ob: outbox.Outbox, limits: dict[str, Any]

@@ -307,12 +307,12 @@ def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News
         (lambda: Limits(concurrency=0), "Limits.concurrency must be a whole number of at least 1: 0"),
         (lambda: Limits(concurrency=1.5), "Limits.concurrency must be a whole number of at least 1: 1.5"),
         (
-            lambda: Limits(concurrency_in_all=0),
-            "Limits.concurrency_in_all must be a whole number of at least 1: 0",
+            lambda: Limits(total_concurrency=0),
+            "Limits.total_concurrency must be a whole number of at least 1: 0",
         ),
         (
-            lambda: Limits(concurrency_in_all="3"),
-            "Limits.concurrency_in_all must be a whole number of at least 1: '3'",
+            lambda: Limits(total_concurrency="3"),
+            "Limits.total_concurrency must be a whole number of at least 1: '3'",
         ),
         (lambda: Limits(rate=0), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: 0"),
         (lambda: Limits(rate=math.nan), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: nan"),

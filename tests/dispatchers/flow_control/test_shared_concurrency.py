@@ -36,7 +36,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import ClaimedEntry
 
-THREE = Limits(concurrency_in_all=3)
+THREE = Limits(total_concurrency=3)
 THREE_OF_CRM = {"crm": THREE}
 
 
@@ -78,7 +78,7 @@ def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -
 
 
 def test_dispatchers_together_use_all_of_their_limit_and_no_more(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency=2, concurrency_in_all=3)}  # so that neither takes them all
+    limits = {"crm": Limits(concurrency=2, total_concurrency=3)}  # so that neither takes them all
     put(database, ob, count=30)
     crm, mails = Blocking(), [MemoryAdapter(), MemoryAdapter()]
 
@@ -110,7 +110,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
     def claim_until_none(store: DatabaseStore) -> int:
         asyncio.run(store.survey())  # connected, so that all come at once
         barrier.wait()
-        limits = {"crm": Limits(concurrency_in_all=7)}
+        limits = {"crm": Limits(total_concurrency=7)}
         return sum(len(claim_permits(store, permits=4, limits=limits).claimed) for _ in range(6))
 
     with ThreadPoolExecutor(len(stores)) as threads:
@@ -161,7 +161,7 @@ def test_a_dispatcher_uses_its_own_permits_again_at_once(
     monkeypatch.setattr("dispatchers.flow_control.state.PERMITS_WAIT", HOUR)
     put(database, ob, count=10)
     crm = MemoryAdapter()
-    working = dispatcher(database, ob, adapters={"crm": crm}, limits={"crm": Limits(concurrency_in_all=2)}, poll=HOUR)
+    working = dispatcher(database, ob, adapters={"crm": crm}, limits={"crm": Limits(total_concurrency=2)}, poll=HOUR)
 
     asyncio.run(pumping(working, lambda: states(database) == {"delivered": 10}))
 
@@ -257,7 +257,7 @@ def test_a_process_that_locks_a_destinations_row_lets_the_others_end(
 
 
 def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=3, wait=HOUR, max_wait=HOUR))}
+    limits = {"crm": Limits(total_concurrency=1, breaker=Breaker(failures=3, wait=HOUR, max_wait=HOUR))}
     put(database, ob, count=10)
     crm = MemoryAdapter([Unknown("HTTP 500")] * 3)
 
@@ -270,14 +270,14 @@ def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database
     assert work(database, ob, crm, limits=limits) == 0
     with database.engine.begin() as connection:
         resume(connection, TABLES, "crm", actor="ada", reason="asked")
-    assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3, rate=0.001, burst=4)}) == 4
-    assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3)}) == 6
+    assert work(database, ob, crm, limits={"crm": Limits(total_concurrency=3, rate=0.001, burst=4)}) == 4
+    assert work(database, ob, crm, limits={"crm": Limits(total_concurrency=3)}) == 6
 
     assert states(database) == {"delivered": 10}
 
 
 def test_a_successful_probe_frees_its_permit_and_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=1, wait=HOUR, max_wait=HOUR))}
+    limits = {"crm": Limits(total_concurrency=1, breaker=Breaker(failures=1, wait=HOUR, max_wait=HOUR))}
     put(database, ob, count=6)
     crm = MemoryAdapter([Unknown("HTTP 500")])
     assert work(database, ob, crm, limits=limits) == 1

@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 FIRST, SECOND_ONE = UUID(int=1), UUID(int=2)
 CALM = FlowState()
-THREE = Limits(concurrency_in_all=3)
+THREE = Limits(total_concurrency=3)
 
 
 def test_what_one_claim_takes_no_other_gets_until_its_sends_have_ended() -> None:
@@ -75,7 +75,7 @@ def test_of_news_reported_together_what_is_left_last_counts() -> None:
 
 
 def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
-    state = claimed(CALM, Limits(concurrency_in_all=10), NOW, 10, FIRST, LEASE)
+    state = claimed(CALM, Limits(total_concurrency=10), NOW, 10, FIRST, LEASE)
 
     assert admitted(state, THREE, NOW, 50) == 0
     assert admitted(heard(state, News(left={FIRST: 2}), THREE, NOW), THREE, NOW, 50) == 1
@@ -89,7 +89,7 @@ def test_without_a_permit_it_is_worth_asking_again_soon_but_not_at_once() -> Non
 
 
 def test_a_claim_gets_what_both_rate_and_permits_leave() -> None:
-    both = Limits(concurrency_in_all=3, rate=1, burst=2)
+    both = Limits(total_concurrency=3, rate=1, burst=2)
 
     assert admitted(CALM, both, NOW, 50) == 2
     once = claimed(CALM, both, NOW, 2, FIRST, LEASE)
@@ -99,7 +99,7 @@ def test_a_claim_gets_what_both_rate_and_permits_leave() -> None:
 
 
 def test_a_probe_needs_a_permit_too() -> None:
-    limits = Limits(concurrency_in_all=3, breaker=Breaker(failures=1, wait=SECOND))
+    limits = Limits(total_concurrency=3, breaker=Breaker(failures=1, wait=SECOND))
     state = heard(claimed(CALM, limits, NOW, 3, FIRST, LEASE), News(failures=1), limits, NOW)
 
     assert admitted(state, limits, NOW + 2 * SECOND, 50) == 0

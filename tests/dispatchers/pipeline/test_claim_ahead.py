@@ -81,7 +81,7 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
         True,
     )  # two crashes would be the end, and each a lookup
     adapters = {"crm": MemoryAdapter(), "mail": MemoryAdapter(window=None), "bank": few, "sms": looked_up}
-    limits = {"crm:acct_1": Limits(concurrency_in_all=2), "shop": Limits(rate=10), "shop:acct_1": Limits()}
+    limits = {"crm:acct_1": Limits(total_concurrency=2), "shop": Limits(rate=10), "shop:acct_1": Limits()}
     working = dispatcher(postgresql, ob, adapters=adapters | {"shop": MemoryAdapter()}, limits=limits)
     ahead = working._loops._scheduler.ahead
 

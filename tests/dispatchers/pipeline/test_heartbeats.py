@@ -310,7 +310,7 @@ MALFORMED = [
     '{"operations": ["crm"]}',
     "[" * 100_000,
     json.dumps({"lease": float("nan"), "operations": {}}),
-    json.dumps({"lease": 60, "margin": 5, "retention": "a month", "callbacks_at_once": 4, "operations": {}}),
+    json.dumps({"lease": 60, "margin": 5, "retention": "a month", "callback_concurrency": 4, "operations": {}}),
 ]
 
 

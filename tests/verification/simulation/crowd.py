@@ -31,7 +31,7 @@ class Crowd:
         self.settings: dict[str, Any] = {}
         if self.is_here:
             self.settings = {
-                "callbacks_at_once": self._rng.choice([1, 4]),
+                "callback_concurrency": self._rng.choice([1, 4]),
                 "max_in_flight": self._rng.choice([2, 1000, 1000]),
                 "concurrency": self._rng.choice([1, 100, 100]),
             }

@@ -70,9 +70,9 @@ class FlowControlInvariants:
         """So many are under way at once, at most, those of the dead included while their leases last."""
         name = send.claimed.destination
         limits = self.limits.get(name)
-        if limits is not None and limits.concurrency_in_all is not None:
+        if limits is not None and limits.total_concurrency is not None:
             self._sender[name] = under_way = [*filter(self._is_under_way, self._sender.get(name, [])), send]
-            self._truth.require(len(under_way) <= limits.concurrency_in_all, send.claimed.id, "too many sends at once")
+            self._truth.require(len(under_way) <= limits.total_concurrency, send.claimed.id, "too many sends at once")
 
     def _is_under_way(self, send: Send) -> bool:
         leased_at = self._truth.instant(send.claimed.leased_at)

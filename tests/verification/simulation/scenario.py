@@ -139,7 +139,7 @@ class Scenario:
         if self.rng.random() < 0.15:
             given = replace(given, rate=self.rng.choice([0.3, 1.0, 4.0]), burst=self.rng.choice([None, 1, 2]))
         if self.rng.random() < 0.15:
-            given = replace(given, concurrency_in_all=self.rng.choice([1, 2, 3]))
+            given = replace(given, total_concurrency=self.rng.choice([1, 2, 3]))
         return {service.declared.name: given for service in self.services}
 
     # --- processes
