@@ -36,7 +36,6 @@ except ModuleNotFoundError as error:
 
 from outbox.django import joined_session
 from outbox.errors import ConfigurationError, RequestError
-from outbox.fingerprint import canonical_json
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (

@@ -32,7 +32,6 @@ except ModuleNotFoundError as error:
     raise missing("outbox.http.starlette", "starlette", error) from error
 
 from outbox.errors import ClaimError, ConfigurationError, RequestError
-from outbox.fingerprint import Fingerprint, fingerprint
 from outbox.http.answers import plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import MAX_BODY_BYTES, Policy, request_content, require_scope, require_sessions

@@ -10,7 +10,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock, change_options
 from outbox.errors import ClaimLost, RequestError, RequestUndone
 from outbox.http.answers import Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy

@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, RequestError
-from outbox.idempotency import Claim, OpenRequest
 from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.idempotency import Claim, OpenRequest

@@ -3,7 +3,15 @@
 from difflib import unified_diff
 
 import pytest
-from support.public_api import MODULES, describe, public_members, read_snapshot, snapshot_path
+from support.public_api import (
+    MODULES,
+    describe,
+    documented_names,
+    is_in_snapshot,
+    public_members,
+    read_snapshot,
+    snapshot_path,
+)
 
 import dispatchers.errors
 import outbox.errors
@@ -35,8 +43,13 @@ MANY_CAUSES = {"CallbackError", "ConfigurationError", "SchemaError"}
 
 
 @pytest.mark.parametrize("package", MODULES)
-def test_a_snapshot_has_the_modules_that_the_documents_name(package: str) -> None:
+def test_a_snapshot_has_each_public_module(package: str) -> None:
     assert list(read_snapshot(package)) == list(MODULES[package])
+
+
+def test_what_the_documents_import_is_in_a_snapshot() -> None:
+    assert len(documented_names()) > 50
+    assert [each for each in sorted(documented_names()) if not is_in_snapshot(*each)] == []
 
 
 @pytest.mark.parametrize(

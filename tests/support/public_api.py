@@ -51,8 +51,10 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dispatchers.admin.read.entry_filter": ("Filter",),
         "dispatchers.dashboard": (),
         "dispatchers.django": (),
+        "dispatchers.process.daemon": ("serve",),
         "dispatchers.telemetry.log_ids": ("LogIds",),
-        "dispatchers.telemetry.opentelemetry": ("trace",),
+        "dispatchers.telemetry.opentelemetry": (),
+        "dispatchers.telemetry.prometheus": (),
         "dispatchers.testing.conformance": (),
         "dispatchers.testing.conformance_http": (),
         "dispatchers.testing.conformance_lookups": (),
@@ -69,6 +71,26 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """The modules of each distribution's folder that the documents name. Without names: those in `__all__`, or defined there."""
 
 INDENT = "    "
+
+
+IMPORT = re.compile(r"^ *from ((?:outbox|dispatchers)[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+
+def documented_names() -> set[tuple[str, str]]:
+    """The module and the name of everything that a snippet of the documents imports."""
+    root = FOLDER.parents[1]
+    texts = [page.read_text() for page in (root / "README.md", *(root / "docs").rglob("*.md"))]
+    found = [match.groups() for text in texts for match in IMPORT.finditer(text)]
+    return {(module, name.strip()) for module, names in found for name in names.split(",")}
+
+
+def is_in_snapshot(module: str, name: str) -> bool:
+    """Whether a snapshot has this name of the module, or the module of this name."""
+    modules = {each for names in MODULES.values() for each in names}
+    if f"{module}.{name}" in modules or module not in modules:
+        return f"{module}.{name}" in modules
+    kept = read_snapshot(module.partition(".")[0])[module]
+    return re.search(rf"^(?:async |class )?{name}\b", kept, re.MULTILINE) is not None
 
 
 def snapshot_path(package: str) -> Path:

@@ -14,7 +14,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from outbox.session import flush_all
 from simulation import reference_history
 from simulation import reference_operators as reference_people
 from simulation.reference import ReferenceStore
@@ -31,6 +30,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry
+from outbox.sessions.session import flush_all
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND, NEVER
 from support.database import TABLES, Database
