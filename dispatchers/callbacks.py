@@ -22,6 +22,7 @@ from dispatchers.names import prefixes
 from dispatchers.threads import is_async
 from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import MAX_PAYLOAD_BYTES, Configuration
+from outbox.entries.status import EntryStatus, entries_of_request
 from outbox.errors import AlreadyAnswered, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response, response_to_keep

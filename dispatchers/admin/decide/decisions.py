@@ -32,6 +32,7 @@ from dispatchers.store.database_identity import is_suspended
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.stuck_groups import free_stuck, head_of
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
+from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue
 from outbox.keys import check_field
 from outbox.sql.dialect import clock, database_now
