@@ -120,7 +120,7 @@ def parsed(database: str, option: str = "--database") -> "URL":
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from outbox.migrations.targets import synchronous
+    from outbox.sql.sync_drivers import synchronous
 
     try:
         url = make_url(database)

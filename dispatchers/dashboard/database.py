@@ -10,12 +10,13 @@ from sqlalchemy.engine import URL
 
 from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
-from outbox.migrations.targets import require_durable, synchronous
+from outbox.migrations.targets import require_durable
 from outbox.sessions.hints import hint_at_once
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
 from outbox.sql.schema import tables_of
+from outbox.sql.sync_drivers import synchronous
 
 POOL_SECONDS = 5
 POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}

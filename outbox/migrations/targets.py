@@ -15,27 +15,12 @@ from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
 from outbox.sql.engines import engine_of, require_supported
 from outbox.sql.forks import closed_afterwards
 from outbox.sql.servers import DIALECTS
+from outbox.sql.sync_drivers import synchronous
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 Target: TypeAlias = "str | URL | Engine | AsyncEngine | Connection"
-
-SYNC_DRIVERS = {
-    "sqlite+aiosqlite": "sqlite",
-    "postgresql+psycopg_async": "postgresql+psycopg",
-    "postgresql+asyncpg": "postgresql+psycopg",
-    "mariadb+asyncmy": "mariadb+pymysql",
-    "portable+psycopg_async": "portable+psycopg",
-    "portable+asyncpg": "portable+psycopg",
-}
-ASYNCPG_NAMES = {"ssl": "sslmode", "timeout": "connect_timeout"}
-"""What asyncpg calls otherwise than psycopg, in a URL's query."""
-
-ASYNCPG_ONLY = (
-    *("command_timeout", "statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"),
-    *("prepared_statement_cache_size", "prepared_statement_name_func", "direct_tls"),
-)
 
 
 @contextmanager
@@ -96,16 +81,6 @@ def require_durable(url: URL) -> None:
         raise ConfigurationError(
             f"{url!r} would be another, empty database in memory: give the Engine or Connection itself"
         )
-
-
-def synchronous(url: URL) -> URL:
-    """The database's URL with a synchronous driver, for known asyncio drivers."""
-    if url.drivername not in SYNC_DRIVERS:
-        return url
-    if url.drivername.endswith("+asyncpg"):
-        query = {ASYNCPG_NAMES.get(name, name): value for name, value in url.query.items() if name not in ASYNCPG_ONLY}
-        url = url.set(query=query)
-    return url.set(drivername=SYNC_DRIVERS[url.drivername])
 
 
 def refuse_unknown_dialect(name: str) -> None:

@@ -1,6 +1,9 @@
 """`outbox status`: what it shows, in JSON and on a terminal."""
 
+import os
 import re
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -268,3 +271,41 @@ def test_a_parent_outside_the_limits_is_refused_as_the_library_does(sqlite: Data
 
     assert status == 1
     assert "scope '': may be empty only for source 'app'" in text
+
+
+NEVER_LOADED = {
+    *("alembic", "outbox.migrations", "mako"),
+    *(
+        "dispatchers.process",
+        "dispatchers.pipeline",
+        "dispatchers.adapters",
+        "dispatchers.dashboard",
+        "dispatchers.telemetry",
+    ),
+    *(
+        "dispatchers.store.database",
+        "dispatchers.callbacks",
+        "httpx",
+        "pydantic",
+        "starlette",
+        "opentelemetry",
+        "greenlet",
+    ),
+    *("sqlalchemy.ext.asyncio", "sqlalchemy.dialects.mysql"),
+}
+"""What `status` has no use for. It would add to a command that monitoring and people run often."""
+
+
+def test_status_loads_only_what_it_uses(postgresql: Database) -> None:
+    program = (
+        "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr));"
+        " from dispatchers.cli import main; main(['status'])"
+    )
+    url = postgresql.url.render_as_string(hide_password=False)
+    variables = {**os.environ, "DATABASE_URL": url}
+
+    ran = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+
+    loaded = set(ran.stderr.split())
+    assert "dispatchers.admin.read.overview" in loaded
+    assert NEVER_LOADED & loaded == set()
