@@ -26,8 +26,8 @@ log = logging.getLogger("outbox.dispatcher")
 
 MAX_ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
 MAX_BLOCKED_SECONDS = 5.0
-"""An eighth of the lease, and at most these times: so long the event loop may be blocked, and so long it is not asked. Then most
-of the lease is left for the releases.
+"""An eighth of the lease, and at most these times: so long the event loop may be blocked, and so long it is not asked. Then
+most of the lease is left for the releases.
 """
 RELEASED_SECONDS = 1.0  # after a block, for the releases that have not ended: their number is logged
 MAX_RELEASES = 100  # at a time; other databases follow when one ends

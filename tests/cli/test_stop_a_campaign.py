@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from support.cli_runner import command, document
 from support.daemons import wait_for
 from support.database import Database
@@ -14,6 +15,8 @@ from support.entries import dispatcher, pumping, states
 from support.mail_servers import MAIL, Mailbox, adapter_for, mail_server
 
 import outbox
+
+pytestmark = pytest.mark.on_mariadb
 
 POLL = timedelta(milliseconds=250)  # as by default: the dispatcher and the commands share a process here
 SALE = {**MAIL, "subject": "Spring sale"}
@@ -56,30 +59,31 @@ def stop_the_campaign(database: Database) -> None:
     assert (of_mail["due"], of_mail["decided"], of_mail["paused"]) == (5, 0, True)
 
 
-def test_3000_wrong_mails_are_stopped_while_the_dispatcher_runs(postgresql: Database, ob: outbox.Outbox) -> None:
+@pytest.mark.every_value
+def test_3000_wrong_mails_are_stopped_while_the_dispatcher_runs(database: Database, ob: outbox.Outbox) -> None:
     mailbox, done = Mailbox(), threading.Event()
 
     async def work() -> None:
         async with mail_server(mailbox) as port:
-            working = dispatcher(postgresql.new_engine(), ob, adapters={"mail": adapter_for(port)}, poll=POLL)
+            working = dispatcher(database.new_engine(), ob, adapters={"mail": adapter_for(port)}, poll=POLL)
             async with working.heartbeats.running():
                 await pumping(working, done.is_set)
 
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(asyncio.run, work())
         try:
-            put_mails(postgresql, ob, "spring", range(3), SALE)
+            put_mails(database, ob, "spring", range(3), SALE)
             wait_for(lambda: len(mailbox.contents) == 3, "those before the pause")
-            command("pause", "mail", *WHY, database=postgresql)
-            put_mails(postgresql, ob, "spring", range(3, 3003), SALE)
-            put_mails(postgresql, ob, "order", range(5), MAIL)
-            stop_the_campaign(postgresql)
+            command("pause", "mail", *WHY, database=database)
+            put_mails(database, ob, "spring", range(3, 3003), SALE)
+            put_mails(database, ob, "order", range(5), MAIL)
+            stop_the_campaign(database)
             assert len(mailbox.contents) == 3
-            command("resume", "mail", *WHY, database=postgresql)
+            command("resume", "mail", *WHY, database=database)
             wait_for(lambda: len(mailbox.contents) == 8, "the right mails")
         finally:
             done.set()
             working.result(60)
 
-    assert states(postgresql) == {"delivered": 8, "cancelled": 3000}
+    assert states(database) == {"delivered": 8, "cancelled": 3000}
     assert sum(b"Spring sale" in mail for mail in mailbox.contents) == 3
