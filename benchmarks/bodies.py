@@ -18,7 +18,7 @@ from dispatchers.maintenance.body_partitions import drop_days
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import RETENTION
-from dispatchers.testing.postgres import temporary_postgres
+from dispatchers.testing import temporary_postgres
 from outbox import migrations
 from outbox.sql.schema import define_tables
 

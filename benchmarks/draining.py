@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 from dispatchers import Dispatcher, Operations
-from dispatchers.testing.postgres import temporary_postgres
+from dispatchers.testing import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 9

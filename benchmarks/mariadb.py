@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.enqueue import BENCH, PAYLOAD, Base, Order, numbers
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
-from dispatchers.testing.postgres import temporary_postgres
+from dispatchers.testing import temporary_postgres
 from outbox import migrations
 from outbox.sql.schema import define_tables
 

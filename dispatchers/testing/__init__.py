@@ -1,8 +1,71 @@
 """Tools for tests of apps (send what was enqueued, or kill the process at a point) and for tests of adapters.
 
-- `draining`: send all that was enqueued, now. `failpoints`: kill the process, or call a function, at a named point.
-- `postgres`: a real PostgreSQL for a test run. `stripe_service`: a strict imitation of Stripe's API.
-- `conformance`, `conformance_http`, `conformance_lookups`: the test suites for adapters. `faulty_http`: the server that they use.
+    from dispatchers.testing import drain
 
-This package imports none of these modules, because the suites need pytest. See docs/testing.md and docs/adapters.md.
+- `drain` sends all that was enqueued, now. `failpoint` kills the process, or calls a function, at a named point.
+- `temporary_postgres` starts a real PostgreSQL. `running_stripe` serves a strict imitation of Stripe's API.
+- `AdapterSuite`, `HttpSuite`, `LookupSuite` and `HttpLookupSuite` are the test suites for adapters. They need pytest. The module
+  `faulty_http` has the server that they use, and what it can do to a request.
+
+Each name is imported at its first use, because each needs other packages. See docs/testing.md and docs/adapters.md.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatchers.testing.conformance import AdapterSuite
+    from dispatchers.testing.conformance_frame import Scenario
+    from dispatchers.testing.conformance_http import HttpLookupSuite, HttpSuite
+    from dispatchers.testing.conformance_lookups import LookupSuite
+    from dispatchers.testing.draining import drain
+    from dispatchers.testing.failpoints import failpoint
+    from dispatchers.testing.faulty_http import FaultyHttp, answer
+    from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
+    from dispatchers.testing.stripe_faults import StripeFault
+    from dispatchers.testing.stripe_service import RunningStripe, running_stripe
+
+__all__ = [
+    "AdapterSuite",
+    "FaultyHttp",
+    "HttpLookupSuite",
+    "HttpSuite",
+    "LookupSuite",
+    "PostgresUnavailable",
+    "RunningStripe",
+    "Scenario",
+    "StripeFault",
+    "answer",
+    "drain",
+    "failpoint",
+    "running_stripe",
+    "temporary_postgres",
+]
+
+_HOMES = {
+    "AdapterSuite": "conformance",
+    "FaultyHttp": "faulty_http",
+    "HttpLookupSuite": "conformance_http",
+    "HttpSuite": "conformance_http",
+    "LookupSuite": "conformance_lookups",
+    "PostgresUnavailable": "postgres",
+    "RunningStripe": "stripe_service",
+    "Scenario": "conformance_frame",
+    "StripeFault": "stripe_faults",
+    "answer": "faulty_http",
+    "drain": "draining",
+    "failpoint": "failpoints",
+    "running_stripe": "stripe_service",
+    "temporary_postgres": "postgres",
+}
+"""In which module each name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -11,7 +11,7 @@
         def adapter(self, remote, timeout): return CrmAdapter(remote.url, token="crm_token_1", timeout=timeout)
         def raising(self, error, monkeypatch): ...
 
-The suite needs only pytest. `HttpSuite`, in `dispatchers.testing.conformance_http`, adds a faulty HTTP server and its
+The suite needs only pytest. `HttpSuite` adds a faulty HTTP server and its
 scenarios.
 """
 

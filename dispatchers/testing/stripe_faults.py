@@ -6,7 +6,7 @@ from enum import StrEnum
 from random import Random
 
 
-class Fault(StrEnum):
+class StripeFault(StrEnum):
     """One request meets at most one of these. Those about executing do nothing to a replay."""
 
     LOSE_RESPONSE = "lose_response"
@@ -51,17 +51,17 @@ class Faults:
     latency: timedelta = timedelta(0)
 
     def __post_init__(self) -> None:
-        fractions = [self.fraction(fault) for fault in Fault]
+        fractions = [self.fraction(fault) for fault in StripeFault]
         if min(fractions) < 0 or sum(fractions) > 1:
             raise ValueError(f"{self!r}: each fraction must be at least 0, and all together at most 1")
 
-    def fraction(self, fault: Fault) -> float:
+    def fraction(self, fault: StripeFault) -> float:
         return float(getattr(self, fault.value))
 
-    def draw(self, random: Random) -> Fault | None:
+    def draw(self, random: Random) -> StripeFault | None:
         """The fault that the next request meets, from one random number."""
         point = random.random()
-        for fault in Fault:
+        for fault in StripeFault:
             point -= self.fraction(fault)
             if point < 0:
                 return fault

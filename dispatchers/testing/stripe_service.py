@@ -2,7 +2,7 @@
 
     with running_stripe() as stripe:
         client = StripeClient("sk_test_fake", base_addresses={"api": stripe.url})
-        stripe.force(Fault.LOSE_RESPONSE)
+        stripe.force(StripeFault.LOSE_RESPONSE)
         ...
         assert len(stripe.ledger.charges) == 1
 
@@ -29,7 +29,7 @@ import h11
 
 from dispatchers.testing.faulty_http import read_request, reset_connection
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
 
 
@@ -45,7 +45,12 @@ class RunningStripe:
         """The record of what the imitation has done."""
         return self.fake.ledger
 
-    def force(self, *faults: Fault | None) -> None:
+    @property
+    def api_key(self) -> str:
+        """The key that the imitation accepts."""
+        return API_KEY
+
+    def force(self, *faults: StripeFault | None) -> None:
         """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
         self.fake.force(*faults)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 import outbox
-from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
+from dispatchers.testing import PostgresUnavailable, temporary_postgres
 from dispatchers.testing.stripe_ledger import StripeLedger
 from examples.demo.audit import Audit, Excuses, audit
 from examples.demo.checkout_results import CheckoutResult, read_results

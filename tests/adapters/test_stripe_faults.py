@@ -12,7 +12,7 @@ from stripe import StripeClient
 from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 
@@ -38,9 +38,9 @@ def http(service: RunningStripe) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize(("fault", "charged"), [(Fault.FAIL_AFTER, 1), (Fault.FAIL_BEFORE, 0)])
+@pytest.mark.parametrize(("fault", "charged"), [(StripeFault.FAIL_AFTER, 1), (StripeFault.FAIL_BEFORE, 0)])
 def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
-    client: StripeClient, service: RunningStripe, fault: Fault, charged: int
+    client: StripeClient, service: RunningStripe, fault: StripeFault, charged: int
 ) -> None:
     service.force(fault)
     errors = []
@@ -56,7 +56,7 @@ def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
 
 
 def test_a_503_is_not_remembered(client: StripeClient, service: RunningStripe) -> None:
-    service.force(Fault.UNAVAILABLE)
+    service.force(StripeFault.UNAVAILABLE)
 
     with pytest.raises(stripe.APIError) as caught:
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -70,7 +70,7 @@ def test_a_rate_limited_request_executes_nothing_and_says_when_to_return(
     client: StripeClient, service: RunningStripe
 ) -> None:
     service.fake.faults = Faults(retry_after=timedelta(seconds=7))
-    service.force(Fault.RATE_LIMIT)
+    service.force(StripeFault.RATE_LIMIT)
 
     with pytest.raises(stripe.RateLimitError) as caught:
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -84,7 +84,7 @@ def test_a_rate_limited_request_executes_nothing_and_says_when_to_return(
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_lost_response_is_a_broken_connection_after_the_charge(seed: int) -> None:
     with running_stripe(random=Random(seed)) as service:
-        service.force(Fault.LOSE_RESPONSE)
+        service.force(StripeFault.LOSE_RESPONSE)
         client = sdk(service.url)
 
         with pytest.raises(stripe.APIConnectionError):
@@ -100,7 +100,7 @@ def test_a_lost_response_is_a_broken_connection_after_the_charge(seed: int) -> N
 def test_a_dropped_connection_is_now_reset_and_now_closed(http: httpx.Client, service: RunningStripe) -> None:
     seen = set()
     for number in range(20):
-        service.force(Fault.LOSE_RESPONSE)
+        service.force(StripeFault.LOSE_RESPONSE)
         with pytest.raises(httpx.TransportError) as caught:
             post(http, f"k{number}")
         seen.add(type(caught.value))
@@ -110,7 +110,7 @@ def test_a_dropped_connection_is_now_reset_and_now_closed(http: httpx.Client, se
 
 
 def test_a_lost_replay_changes_nothing(http: httpx.Client, service: RunningStripe) -> None:
-    service.force(None, Fault.LOSE_RESPONSE)
+    service.force(None, StripeFault.LOSE_RESPONSE)
 
     post(http, "k1")
     with pytest.raises(httpx.TransportError):
@@ -121,7 +121,7 @@ def test_a_lost_replay_changes_nothing(http: httpx.Client, service: RunningStrip
 
 
 def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient, service: RunningStripe) -> None:
-    service.force(Fault.LOSE_REQUEST)
+    service.force(StripeFault.LOSE_REQUEST)
 
     with pytest.raises(stripe.APIConnectionError):
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -133,7 +133,7 @@ def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient,
 
 def test_a_request_is_executed_after_its_client_has_hung_up(http: httpx.Client, service: RunningStripe) -> None:
     service.fake.faults = Faults(slow_for=timedelta(seconds=1))
-    service.force(Fault.SLOW)
+    service.force(StripeFault.SLOW)
 
     with pytest.raises(httpx.ReadTimeout):
         http.post(
@@ -159,9 +159,9 @@ def test_one_seed_draws_the_same_faults_and_in_the_given_fractions() -> None:
     again = [faults.draw(random) for random in [Random(5)] for _ in range(10_000)]
 
     assert drawn == again
-    assert set(drawn) == {None, Fault.LOSE_RESPONSE, Fault.RATE_LIMIT}
-    assert 900 < drawn.count(Fault.LOSE_RESPONSE) < 1100
-    assert 2800 < drawn.count(Fault.RATE_LIMIT) < 3200
+    assert set(drawn) == {None, StripeFault.LOSE_RESPONSE, StripeFault.RATE_LIMIT}
+    assert 900 < drawn.count(StripeFault.LOSE_RESPONSE) < 1100
+    assert 2800 < drawn.count(StripeFault.RATE_LIMIT) < 3200
 
 
 def test_fractions_that_make_no_sense_are_refused() -> None:
@@ -174,7 +174,7 @@ def test_fractions_that_make_no_sense_are_refused() -> None:
 def test_under_a_storm_of_faults_each_key_still_charges_at_most_once(
     service: RunningStripe, http: httpx.Client
 ) -> None:
-    fractions = {fault.value: 0.1 for fault in Fault}
+    fractions = {fault.value: 0.1 for fault in StripeFault}
     service.fake.faults = Faults(**fractions, slow_for=timedelta(milliseconds=2))  # type: ignore[arg-type]
     answered = {}
     for number in range(40):

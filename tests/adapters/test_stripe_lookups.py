@@ -25,7 +25,7 @@ from dispatchers.adapters.stripe import lookup as stripe_lookup
 from dispatchers.adapters.stripe.adapter import _param_names
 from dispatchers.adapters.stripe.lookup import LISTED
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import Fault
+from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
@@ -191,8 +191,8 @@ def test_a_declined_charge_is_not_found_as_made(service: RunningStripe) -> None:
     assert finding.reason.endswith("but declined: its status is requires_payment_method")
 
 
-@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.RATE_LIMIT, Fault.LOSE_RESPONSE])
-def test_who_does_not_answer_proves_nothing(service: RunningStripe, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [StripeFault.UNAVAILABLE, StripeFault.RATE_LIMIT, StripeFault.LOSE_RESPONSE])
+def test_who_does_not_answer_proves_nothing(service: RunningStripe, fault: StripeFault) -> None:
     service.force(fault)
 
     assert isinstance(found(adapter_for(service)), CannotTell)
@@ -297,7 +297,7 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
         ob.enqueue(session, "crm.receipt", {})
 
     id = put_one(database, ob, CREATE, payload=CHARGE)
-    service.force(Fault.LOSE_RESPONSE if was_executed else Fault.LOSE_REQUEST)
+    service.force(StripeFault.LOSE_RESPONSE if was_executed else StripeFault.LOSE_REQUEST)
     write_factory(tmp_path, FACTORY)
     with process(tmp_path, database.url, STRIPE_URL=service.url) as killed:
         assert killed.wait() == -9
@@ -324,12 +324,12 @@ def test_while_stripe_is_out_of_reach_the_charge_is_uncertain(
     database: Database, ob: outbox.Outbox, service: RunningStripe, clock: Clock
 ) -> None:
     id = put_one(database, ob, CREATE, payload=CHARGE)
-    service.force(Fault.LOSE_RESPONSE)
+    service.force(StripeFault.LOSE_RESPONSE)
     adapters = {"stripe": adapter_for(service)}
     run_once(database, ob, adapters=adapters)
     for passes in (DAY, QUIET):
         pass_time(database, clock, passes)
-        service.force(Fault.UNAVAILABLE)
+        service.force(StripeFault.UNAVAILABLE)
         run_once(database, ob, adapters=adapters)
     uncertain = queue_row(database, id)
     service.fake._forced.clear()

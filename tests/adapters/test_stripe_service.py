@@ -17,7 +17,7 @@ from stripe import StripeClient
 from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
@@ -185,7 +185,7 @@ def test_a_key_is_in_use_while_its_first_request_executes() -> None:
 
 def test_the_sdk_sees_a_key_in_use_as_an_api_error_409(client: StripeClient, service: RunningStripe) -> None:
     service.fake.faults = Faults(slow_for=timedelta(seconds=1))
-    service.force(Fault.SLOW)
+    service.force(StripeFault.SLOW)
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.v1.payment_intents.create, CHARGE, under("k1"))

@@ -110,6 +110,17 @@ def test_an_adapter_that_sends_nothing_over_http_needs_no_httpx(server: socket.s
     assert completed.stdout.splitlines() == [adapter]
 
 
+@pytest.mark.parametrize("name", ["drain", "failpoint", "temporary_postgres"])
+def test_a_tool_for_tests_of_apps_needs_neither_pytest_nor_h11(server: socket.socket, name: str) -> None:
+    source = BLOCK.format(
+        packages=["pytest", "h11"], program=f"from dispatchers.testing import {name} as tool; print('there')"
+    )
+
+    completed = run_python("-c", source, env=ENVIRONMENT, check=True, server=server)
+
+    assert completed.stdout.splitlines() == ["there"]
+
+
 def test_a_system_without_posix_is_refused_in_words() -> None:
     program = "import os; os.name = 'nt'; import outbox"
 

@@ -44,7 +44,15 @@ def packages() -> griffe.ModulesCollection:
 
 
 @pytest.mark.parametrize(
-    "package", ["dispatchers", "dispatchers.adapters", "dispatchers.dashboard", "outbox.http", "outbox.testing"]
+    "package",
+    [
+        "dispatchers",
+        "dispatchers.adapters",
+        "dispatchers.dashboard",
+        "dispatchers.testing",
+        "outbox.http",
+        "outbox.testing",
+    ],
 )
 def test_every_public_name_has_a_docstring_and_so_is_shown(packages: griffe.ModulesCollection, package: str) -> None:
     loaded = packages[package]

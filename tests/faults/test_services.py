@@ -23,7 +23,7 @@ from dispatchers.adapters import HttpAdapter, StripeAdapter
 from dispatchers.testing import faulty_http as faulty
 from dispatchers.testing.faulty_http import Behaviour, FaultyHttp
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 SHORT = timedelta(seconds=3)  # for all of a send to a remote service that lets it wait; more than any other here takes
@@ -273,7 +273,7 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe
 ) -> None:
     id = put_charge(sqlite, ob)
-    stripe.force(Fault.SLOW)
+    stripe.force(StripeFault.SLOW)
 
     charge(sqlite, ob, stripe, timeout=timedelta(seconds=1))
     assert entry_status(sqlite, id) == ("retry", 1, True)
@@ -292,14 +292,20 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
 @pytest.mark.parametrize(
     ("fault", "lookup", "becomes", "charges"),
     [
-        (Fault.FAIL_AFTER, True, "delivered", 1),
-        (Fault.FAIL_AFTER, False, "uncertain", 1),
-        (Fault.FAIL_BEFORE, True, "delivered", 1),
-        (Fault.FAIL_BEFORE, False, "uncertain", 0),
+        (StripeFault.FAIL_AFTER, True, "delivered", 1),
+        (StripeFault.FAIL_AFTER, False, "uncertain", 1),
+        (StripeFault.FAIL_BEFORE, True, "delivered", 1),
+        (StripeFault.FAIL_BEFORE, False, "uncertain", 0),
     ],
 )
 def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
-    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, lookup: bool, becomes: str, charges: int
+    sqlite: Database,
+    ob: outbox.Outbox,
+    stripe: RunningStripe,
+    fault: StripeFault,
+    lookup: bool,
+    becomes: str,
+    charges: int,
 ) -> None:
     """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. No answer shows which of them."""
     id = put_charge(sqlite, ob)
@@ -310,7 +316,7 @@ def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
     for _ in range(3):
         charge(sqlite, ob, stripe, lookup=lookup)
 
-    again = [(200, False)] if fault is Fault.FAIL_BEFORE and lookup else []
+    again = [(200, False)] if fault is StripeFault.FAIL_BEFORE and lookup else []
     assert state(sqlite, id) == becomes
     assert answers(stripe) == [(500, False), (500, True), *again]
     assert len(stripe.ledger.charges) == charges
@@ -324,7 +330,7 @@ def test_a_key_of_another_request_is_uncertain_and_never_sent_again(
 ) -> None:
     id = put_charge(sqlite, ob)
     if not is_first:
-        stripe.force(Fault.LOSE_REQUEST)
+        stripe.force(StripeFault.LOSE_REQUEST)
         charge(sqlite, ob, stripe, lookup=True)
     key = ob.child_key("order:0", CHARGE)
     bearer = {"Authorization": f"Bearer {API_KEY}", "Idempotency-Key": key}
@@ -345,14 +351,14 @@ def test_a_key_of_another_request_is_uncertain_and_never_sent_again(
 @pytest.mark.parametrize(
     ("fault", "attempts", "statuses"),
     [
-        (Fault.LOSE_RESPONSE, 2, [(200, False), (200, True)]),
-        (Fault.LOSE_REQUEST, 2, None),
-        (Fault.UNAVAILABLE, 2, [(503, False), (200, False)]),
-        (Fault.RATE_LIMIT, 1, [(429, False), (200, False)]),
+        (StripeFault.LOSE_RESPONSE, 2, [(200, False), (200, True)]),
+        (StripeFault.LOSE_REQUEST, 2, None),
+        (StripeFault.UNAVAILABLE, 2, [(503, False), (200, False)]),
+        (StripeFault.RATE_LIMIT, 1, [(429, False), (200, False)]),
     ],
 )
 def test_one_attempt_is_one_request_to_stripe_and_one_charge_in_the_end(
-    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, attempts: int, statuses: Any
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: StripeFault, attempts: int, statuses: Any
 ) -> None:
     id = put_charge(sqlite, ob)
     stripe.force(fault)
