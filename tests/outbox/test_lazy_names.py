@@ -25,6 +25,20 @@ def test_importing_the_package_loads_neither_sqlalchemy_nor_the_outbox() -> None
     assert not {"sqlalchemy", "outbox", "dispatchers.process.dispatcher"} & set(loaded)
 
 
+def test_a_dispatcher_loads_no_broker_dashboard_fleet_or_testing_tool() -> None:
+    """They could leave the distribution; `pyproject.toml` has the contract on imports that are written at a module's head."""
+    program = (
+        "import sys, dispatchers.admin.check.doctor, dispatchers.cli.run, outbox.testing; from dispatchers import Dispatcher;"
+        " from dispatchers.adapters import HttpAdapter, MemoryAdapter, SmtpAdapter, StripeAdapter; print(*sys.modules)"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+    apart = ("adapters.brokers", "adapters.workflows", "dashboard", "process.fleet", "testing")
+    assert "dispatchers.adapters.stripe.adapter" in loaded
+    assert [name for name in loaded if name.removeprefix("dispatchers.").startswith(apart)] == []
+
+
 def test_every_public_name_is_that_of_its_module() -> None:
     homes = (
         dispatchers.callbacks,
