@@ -1,7 +1,6 @@
 """StripeAdapter, against the real SDK: what each of Stripe's answers means."""
 
 import gzip
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,19 +16,6 @@ from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, R
 @pytest.fixture
 def adapter() -> StripeAdapter:
     return StripeAdapter(api_key=API_KEY, api_version="2026-10-28.endive")
-
-
-@pytest.fixture
-def api() -> Iterator[respx.MockRouter]:
-    """Stripe's API; what a test does not expect is an error."""
-    with respx.mock(base_url="https://api.stripe.com", assert_all_called=False) as router:
-        yield router
-
-
-@pytest.fixture
-def charges(api: respx.MockRouter) -> respx.Route:
-    route: respx.Route = api.post("/v1/payment_intents").respond(json=INTENT, headers={"Request-Id": "req_1"})
-    return route
 
 
 def test_a_success_remembers_little_and_no_secret(adapter: StripeAdapter, charges: respx.Route) -> None:

@@ -23,19 +23,6 @@ def adapter() -> StripeAdapter:
     return StripeAdapter(api_key=API_KEY, api_version="2026-10-28.endive")
 
 
-@pytest.fixture
-def api() -> Iterator[respx.MockRouter]:
-    """Stripe's API; what a test does not expect is an error."""
-    with respx.mock(base_url="https://api.stripe.com", assert_all_called=False) as router:
-        yield router
-
-
-@pytest.fixture
-def charges(api: respx.MockRouter) -> respx.Route:
-    route: respx.Route = api.post("/v1/payment_intents").respond(json=INTENT, headers={"Request-Id": "req_1"})
-    return route
-
-
 def descendants(cls: type[BaseException]) -> Iterator[type[BaseException]]:
     for child in cls.__subclasses__():
         yield child

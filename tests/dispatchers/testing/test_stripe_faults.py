@@ -1,7 +1,6 @@
 """The fake Stripe's faults, as the real SDK and a bare HTTP client see them."""
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from random import Random
 
@@ -9,33 +8,10 @@ import httpx
 import pytest
 import stripe
 from stripe import StripeClient
-from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
+from support.stripe_clients import CHARGE, headers, post, sdk, under
 
-from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def service(clock: Clock) -> Iterator[RunningStripe]:
-    with running_stripe(clock=clock, random=Random(1)) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service: RunningStripe) -> StripeClient:
-    return sdk(service.url)
-
-
-@pytest.fixture
-def http(service: RunningStripe) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {API_KEY}"}, trust_env=False) as http:
-        yield http
 
 
 @pytest.mark.parametrize(("fault", "charged"), [(StripeFault.FAIL_AFTER, 1), (StripeFault.FAIL_BEFORE, 0)])

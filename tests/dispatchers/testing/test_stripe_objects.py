@@ -1,42 +1,17 @@
 """The fake Stripe's objects, as the real SDK sees them: intents, refunds, customers, and any other."""
 
-from collections.abc import Iterator
 from datetime import timedelta
-from random import Random
 from typing import Any
 
 import httpx
 import pytest
 import stripe
 from stripe import StripeClient
-from support.stripe_clients import CHARGE, Clock, post, sdk, under
+from support.stripe_clients import CHARGE, Clock, post, under
 
-from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_service import RunningStripe, running_stripe
+from dispatchers.testing.stripe_service import RunningStripe
 
 DECLINED: Any = CHARGE | {"payment_method": "pm_card_chargeDeclined"}
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def service(clock: Clock) -> Iterator[RunningStripe]:
-    with running_stripe(clock=clock, random=Random(1)) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service: RunningStripe) -> StripeClient:
-    return sdk(service.url)
-
-
-@pytest.fixture
-def http(service: RunningStripe) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {API_KEY}"}, trust_env=False) as http:
-        yield http
 
 
 def test_payment_intents_are_listed_at_once_by_customer_and_time(

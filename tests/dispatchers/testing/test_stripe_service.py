@@ -4,11 +4,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from random import Random
 
 import httpx
 import pytest
@@ -19,30 +17,7 @@ from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
-from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def service(clock: Clock) -> Iterator[RunningStripe]:
-    with running_stripe(clock=clock, random=Random(1)) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service: RunningStripe) -> StripeClient:
-    return sdk(service.url)
-
-
-@pytest.fixture
-def http(service: RunningStripe) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {API_KEY}"}, trust_env=False) as http:
-        yield http
-
+from dispatchers.testing.stripe_service import RunningStripe
 
 # --- executing once
 
