@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES
-from support.galera_cluster import Cluster, missing_part, running_cluster
+from support.galera_cluster import NEW_CLUSTER, Cluster, missing_part, running_cluster
 
 import outbox
 from dispatchers.store.database import DatabaseStore
@@ -21,7 +21,7 @@ def suspended(cluster: Cluster, ob: outbox.Outbox) -> str | None:
 
 def start_again(cluster: Cluster) -> None:
     (node,) = cluster.nodes
-    node.start(is_first=True)
+    node.start(NEW_CLUSTER)
     cluster.until_whole()
 
 

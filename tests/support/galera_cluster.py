@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,8 +17,8 @@ import pymysql
 import sqlalchemy as sa
 
 from support.free_ports import free_ports
-from support.freezing import freeze
 from support.mariadb_server import FAST, SERVERS, inside, install, missing_program
+from support.server_process import ServerProcess
 
 PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
 GROUP = {
@@ -27,6 +26,7 @@ GROUP = {
     **{"evs.keepalive_period": "PT0.3S", "evs.suspect_timeout": "PT2S", "evs.inactive_timeout": "PT3S"},
     **{"evs.inactive_check_period": "PT0.3S", "evs.install_timeout": "PT3S", "gcache.size": "64M"},
 }
+NEW_CLUSTER = "--wsrep-new-cluster"
 MAX_SECONDS = 120
 MAX_LOG_CHARS = 3000
 SLEEP = 0.1
@@ -41,13 +41,13 @@ def missing_part() -> str | None:
     return None if shutil.which("rsync") else "rsync"
 
 
-class Node:
+class Node(ServerProcess):
     """One server of the cluster. url: of its own socket, so that a client of it is a client of no other node."""
 
     def __init__(self, folder: Path, number: int, group: Sequence[int], ist_port: int, sst_port: int) -> None:
         self.name = f"n{number}"
         self.folder = folder
-        self._socket, self._log = folder / f"{self.name}.sock", folder / f"{self.name}.log"
+        self._socket = folder / f"{self.name}.sock"
         self.data = folder / self.name
         query = {"unix_socket": str(self._socket), "ssl_disabled": "1"}
         self.url = sa.URL.create("mariadb+pymysql", "root", query=query)
@@ -56,7 +56,7 @@ class Node:
             "ist.recv_addr": f"127.0.0.1:{ist_port}",
         }
         members = ",".join(f"127.0.0.1:{port}" for port in group)
-        self._command = [
+        command = [
             *(*_as_its_user(), _server(), "--no-defaults", *FAST, f"--datadir={self.data}", f"--socket={self._socket}"),
             *("--skip-networking", "--default-storage-engine=InnoDB", "--binlog-format=ROW"),
             *("--innodb-autoinc-lock-mode=2", "--wsrep-on=ON", f"--wsrep-provider={_provider()}"),
@@ -65,29 +65,13 @@ class Node:
             *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address=127.0.0.1:{sst_port}"),
             "--wsrep-provider-options=" + ";".join(f"{name}={value}" for name, value in options.items()),
         ]
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(command, folder / f"{self.name}.log", **inside(folder))
 
-    def start(self, *, is_first: bool = False) -> None:
-        """is_first: whether it makes a new cluster, instead of joining the others."""
+    def start(self, *more: str) -> None:
+        """more: `NEW_CLUSTER`, to make a new cluster instead of joining the others."""
         if self.data.exists():
             (self.data / "rsync_sst_complete").unlink(missing_ok=True)
-        extra = ["--wsrep-new-cluster"] if is_first else []
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*self._command, *extra], stdout=log, stderr=log, **inside(self.folder))
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def freeze(self) -> None:
-        assert self.process is not None
-        freeze(self.process)
-
-    def thaw(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
+        super().start(*more)
 
     def split(self) -> None:
         """Cut its links to all other nodes. Its clients stay connected."""
@@ -126,7 +110,7 @@ class Node:
         """Until a status variable has this value."""
 
         def has() -> bool:
-            if self.process is not None and self.process.poll() is not None:
+            if self.has_ended_by_itself:
                 raise RuntimeError(f"{self.name} ended by itself")
             return self.status(name) == value
 
@@ -134,21 +118,6 @@ class Node:
 
     def until_synced(self) -> None:
         self.until("wsrep_local_state_comment", "Synced")
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self.process = self.process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(how)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
 
 
 class Cluster:
@@ -162,7 +131,7 @@ class Cluster:
         """Start the first node, and let the others copy it."""
         first, *others = self.nodes
         install(first.data, ["--user=mysql"] if _is_root() else [], **inside(first.folder))
-        first.start(is_first=True)
+        first.start(NEW_CLUSTER)
         first.until_synced()
         first.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
         for node in others:
@@ -182,7 +151,7 @@ class Cluster:
         }
 
         def is_whole() -> bool:
-            if any(node.process is not None and node.process.poll() is not None for node in self.nodes):
+            if any(node.has_ended_by_itself for node in self.nodes):
                 raise RuntimeError("a node ended by itself")
             return all(expected.items() <= node.statuses(expected).items() for node in self.nodes)
 

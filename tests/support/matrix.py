@@ -88,7 +88,7 @@ STORE = (
     "dispatchers/store/test_asyncpg.py",
     "dispatchers/pipeline/test_failover_guard.py",
     "dispatchers/flow_control/test_flow_control_shared.py",
-    "dispatchers/flow_control/test_fair_share_races.py",
+    "dispatchers/flow_control/test_fair_share_claims.py",
     "dispatchers/maintenance/test_retention.py",
     "dispatchers/admin/test_doctor.py",
     "dispatchers/callbacks/test_django_callbacks.py",

@@ -2,8 +2,6 @@
 
 import asyncio
 import shutil
-import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +13,7 @@ from nats.errors import Error
 from nats.js.errors import NotFoundError
 
 from support.free_ports import free_ports
-from support.freezing import freeze
+from support.server_process import ServerProcess
 
 MAX_READY_SECONDS = 60
 PASSWORD = "open-sesame-5eb63bbb"
@@ -39,13 +37,12 @@ def find_nats_server() -> str:
     return found
 
 
-class Node:
+class Node(ServerProcess):
     """One server of the cluster."""
 
     def __init__(self, folder: Path, number: int, port: int, routes: Sequence[int]) -> None:
         self.port = port
         self.url = f"nats://admin:{PASSWORD}@127.0.0.1:{port}"
-        self._log = folder / f"n{number}.log"
         settings = folder / f"n{number}.conf"
         others = ", ".join(f"nats://127.0.0.1:{each}" for each in routes)
         settings.write_text(
@@ -53,33 +50,7 @@ class Node:
             f'jetstream {{ store_dir: "{folder}/n{number}" }}\n'
             f'cluster {{ name: test, listen: "127.0.0.1:{routes[number]}", routes: [{others}] }}\n{PERMISSIONS}'
         )
-        self._command = [find_nats_server(), "-c", str(settings)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        freeze(self._process)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(how)
-            process.wait(MAX_READY_SECONDS)
+        super().__init__([find_nats_server(), "-c", str(settings)], folder / f"n{number}.log")
 
 
 class Cluster:

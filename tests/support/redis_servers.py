@@ -1,8 +1,6 @@
 """Real Redis servers on free ports and in a folder of their own: alone, with a replica, or as a cluster of three."""
 
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +13,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from support.free_ports import free_ports
-from support.freezing import freeze
+from support.server_process import ServerProcess
 
 MAX_READY_SECONDS = 60
 BUCKETS = 16_384  # of the hashes of names
@@ -29,21 +27,20 @@ def find_redis_server() -> str:
     return found
 
 
-class Server:
+class Server(ServerProcess):
     """One server. It appends every write to its file before it answers, so that a kill loses nothing."""
 
     def __init__(self, folder: Path, port: int, *settings: str) -> None:
         self.port = port
         self.url = f"redis://127.0.0.1:{port}"
-        self._folder = folder / str(port)
-        self._folder.mkdir()
+        own = folder / str(port)
+        own.mkdir()
         durable = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0")
-        self._command = [find_redis_server(), "--port", str(port), "--bind", "127.0.0.1", *durable, *settings]
-        self._process: subprocess.Popen[bytes] | None = None
+        command = [find_redis_server(), "--port", str(port), "--bind", "127.0.0.1", *durable, *settings]
+        super().__init__(command, own / "log", cwd=own)
 
-    def start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=log, stderr=log)
+    def start(self, *more: str) -> None:
+        super().start(*more)
         self.ask("PING")
 
     def ask(self, *command: Any) -> Any:
@@ -56,23 +53,6 @@ class Server:
         """The fields of each message, in the stream's order."""
         with redis.Redis(port=self.port, decode_responses=True) as client:
             return [fields for _, fields in client.xrange(stream)]
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        freeze(self._process)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(how)
-            process.wait(MAX_READY_SECONDS)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from support.daemons import wait_for
 from support.database import IMPORT_PATH
 from support.free_ports import free_ports
-from support.freezing import freeze
+from support.server_process import ServerProcess
 
 MAX_READY_SECONDS = 60
 
@@ -29,7 +28,7 @@ def find_restate_server() -> str:
     return str(next(package.rglob("restate-server-*/bin/restate-server"), script))
 
 
-class Restate:
+class Restate(ServerProcess):
     """The server, and the process of its service. url: of its ingress."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,19 +37,16 @@ class Restate:
         self._admin = f"http://127.0.0.1:{admin}"
         self._runs = folder / "runs"
         self._runs.touch()
-        self._log = folder / "log"
         settings = folder / "restate.toml"
         settings.write_text(
             f'cluster-name = "test"\nbase-dir = "{folder}/data"\nlisten-mode = "tcp"\nbind-ip = "127.0.0.1"\n'
             f'bind-port = {fabric}\ndisable-telemetry = true\ndefault-num-partitions = 2\nrocksdb-total-memory-size = "64 MB"\n'
             f'[ingress]\nbind-address = "127.0.0.1:{ingress}"\n[admin]\nbind-address = "127.0.0.1:{admin}"\n'
         )
-        self._command = [find_restate_server(), "--no-logo", "-c", str(settings)]
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__([find_restate_server(), "--no-logo", "-c", str(settings)], folder / "log")
 
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+    def start(self, *more: str) -> None:
+        super().start(*more)
         wait_for(lambda: self._answers(f"{self._admin}/health"), "Restate's admin API", MAX_READY_SECONDS)
         wait_for(lambda: self._answers(f"{self.url}/restate/health"), "Restate's ingress", MAX_READY_SECONDS)
 
@@ -78,21 +74,6 @@ class Restate:
         """The invocations of a handler with this input. A handler may run several times in one invocation."""
         lines = [line.split("\t") for line in self._runs.read_text().splitlines()]
         return {id for *found, id in lines if found == [handler, key, number]}
-
-    def kill(self) -> None:
-        process = self._running()
-        process.kill()
-        process.wait(MAX_READY_SECONDS)
-
-    def freeze(self) -> None:
-        freeze(self._running())
-
-    def thaw(self) -> None:
-        self._running().send_signal(signal.SIGCONT)
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None
-        return self._process
 
     @staticmethod
     def _answers(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
@@ -17,6 +16,7 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from support.free_ports import free_ports
+from support.server_process import ServerProcess
 
 MAX_READY_SECONDS = 60
 QUEUE = "orders"
@@ -41,28 +41,19 @@ class Fulfil:
         return order
 
 
-class Temporal:
+class Temporal(ServerProcess):
     """One server. address: of its frontend."""
 
     def __init__(self, folder: Path) -> None:
         port, http, metrics = free_ports(3)
         self.address = f"127.0.0.1:{port}"
-        self._log = folder / "temporal.log"
         ports = f"--ip 127.0.0.1 --port {port} --http-port {http} --metrics-port {metrics}".split()
         data = ("--headless", "--log-level", "error", "--db-filename", str(folder / "temporal.db"))
-        self._command = [find_temporal(), "server", "start-dev", *ports, *data]
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__([find_temporal(), "server", "start-dev", *ports, *data], folder / "temporal.log")
 
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+    def start(self, *more: str) -> None:
+        super().start(*more)
         asyncio.run(self._until_ready())
-
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait(MAX_READY_SECONDS)
 
     async def _until_ready(self) -> None:
         async with asyncio.timeout(MAX_READY_SECONDS):

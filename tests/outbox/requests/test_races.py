@@ -22,25 +22,6 @@ def shop(postgresql, ob):
     return RacingShop(postgresql, ob, is_async=False)
 
 
-def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
-    refused = threading.Event()
-    shop.while_working = lambda session: refused.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
-
-    def request():
-        try:
-            return shop.request()
-        except outbox.KeyInFlight:
-            refused.set()
-            raise
-
-    outcomes = at_once(2, request)
-
-    assert ANSWER in outcomes
-    assert [type(outcome) for outcome in outcomes if outcome != ANSWER] == [outbox.KeyInFlight]
-    assert shop.executions == 1
-    assert shop.database.counts() == ALL
-
-
 @pytest.mark.parametrize("wait", [timedelta(seconds=TEST_TIMEOUT), timedelta(days=365)])
 def test_of_two_threads_with_one_key_one_works_and_one_awaits_its_answer(shop, wait):
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
@@ -91,21 +72,6 @@ def test_of_fifty_that_find_their_own_time_one_works(shop):
     assert ANSWER in outcomes
     assert all(outcome == ANSWER or isinstance(outcome, outbox.KeyInFlight) for outcome in outcomes)
     assert shop.executions == 1
-    assert shop.database.counts() == ALL
-
-
-def test_the_one_that_waited_works_if_the_first_gives_up(shop):
-    def give_up_once(session):
-        shop.while_working = lambda session: None
-        shop.wait_until_others_wait(1)
-        raise outbox.OutboxError("the first gives up")
-
-    shop.while_working = give_up_once
-
-    outcomes = at_once(2, lambda: shop.request(wait=timedelta(seconds=TEST_TIMEOUT)))
-
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["OutboxError", "Response"]
-    assert shop.executions == 2
     assert shop.database.counts() == ALL
 
 
