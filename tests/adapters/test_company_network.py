@@ -15,8 +15,7 @@ import httpx
 import pytest
 import stripe
 from support.docs_pages import ROOT
-from support.loopback import Answer as Server
-from support.loopback import answering, closed_port, listening, say, serving, whole_request
+from support.loopback import answering, closed_port, listening, say, serving, tunnelling, whole_request
 from support.mail_servers import adapter_for, tls_contexts
 from support.mail_servers import send as send_mail
 from support.stripe_sends import API_KEY, INTENT
@@ -56,23 +55,6 @@ def authority(directory: Path) -> str:
     return str(directory / "certificate.pem")
 
 
-def proxying(port: int, asked: list[bytes]) -> Server:
-    """A proxy whose tunnels all lead to this port."""
-
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-        writer.close()
-
-    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await whole_request(reader))
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(pour(reader, to_writer), pour(to_reader, writer), return_exceptions=True)
-
-    return proxy
-
-
 async def stripe_service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         key = (await whole_request(reader)).decode().partition("Idempotency-Key: ")[2].partition("\r\n")[0]
@@ -90,7 +72,7 @@ def test_stripe_is_reached_through_a_proxy_and_under_an_own_authority(
     asked: list[bytes] = []
 
     async def scenario() -> Outcome:
-        async with serving(stripe_service, server_tls) as port, listening(proxying(port, asked)) as proxy:
+        async with serving(stripe_service, server_tls) as port, listening(tunnelling(port, asked)) as proxy:
             if given == "by settings":
                 adapter = StripeAdapter(api_key=API_KEY, proxy=proxy, tls=authority(tmp_path))
             else:

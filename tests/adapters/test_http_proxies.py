@@ -6,8 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.loopback import Answer as Server
-from support.loopback import answering, closed_port, listening, serving, whole_request
+from support.loopback import answering, closed_port, listening, serving, tunnelling, whole_request
 from support.mail_servers import tls_contexts
 from support.transports import post
 
@@ -76,20 +75,3 @@ def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Pat
         + credentials
         + b"\r\n\r\n"
     ]
-
-
-def tunnelling(port: int, asked: list[bytes]) -> Server:
-    """A proxy whose tunnels all lead to `port`. asked: where what it was asked for is put."""
-
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-        writer.close()
-
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await whole_request(reader))
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"HTTP/1.0 200 Connection established\r\n\r\n")
-        await asyncio.gather(pour(reader, far_writer), pour(far_reader, writer), return_exceptions=True)
-
-    return tunnel

@@ -88,3 +88,20 @@ def reset(writer: asyncio.StreamWriter) -> None:
     """Break the connection off, with RST rather than FIN."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+def tunnelling(port: int, asked: list[bytes]) -> Answer:
+    """A proxy whose tunnels all lead to `port`. asked: where what it was asked for is put."""
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await whole_request(reader))
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.0 200 Connection established\r\n\r\n")
+        await asyncio.gather(pour(reader, far_writer), pour(far_reader, writer), return_exceptions=True)
+
+    return tunnel
