@@ -47,7 +47,7 @@ from outbox.sql.deployment import require_current_secret
 from outbox.sql.dialect import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, database_now, sqlstate
 from outbox.sql.schema import Tables
 
-MAX_BATCH_ENTRIES = 100  # measured, on two busy cores: 0.5 s, in which dispatchers pass over what is locked
+MAX_BATCH_ENTRIES = 100  # measured, on two busy cores: 0.1 s, in which dispatchers pass over what is locked
 PAUSE_RATIO = 0.5  # after each batch, for those who send, in multiples of what the batch took
 MAX_ROWS_READ = 1000  # at a time, by a preview
 MAX_LOCK_MS = 500  # that a batch, or one entry alone, waits for another transaction
