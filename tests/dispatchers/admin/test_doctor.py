@@ -70,7 +70,7 @@ def unclaimed(database: Database, ob: outbox.Outbox) -> None:
     age(database, MINUTES)
 
 
-def claimed_by_nobody_yet(database: Database, ob: outbox.Outbox) -> None:
+def claimed_by_no_dispatcher_yet(database: Database, ob: outbox.Outbox) -> None:
     database.execute(sa.delete(TABLES.dispatcher))
     put(database, ob)
 
@@ -184,7 +184,7 @@ BROKEN: list[tuple[Callable[..., Any], str, str, str]] = [
     ),
     (with_a_keep_for_shorter_windows, "retention", "error", "deletes entries 2 days, 0:00:00 after they settled"),
     (with_a_small_pool, "pool", "warning", "gives 2 connections; 3 are used at once"),
-    (claimed_by_nobody_yet, "running", "notice", "and no dispatcher is live"),
+    (claimed_by_no_dispatcher_yet, "running", "notice", "and no dispatcher is live"),
 ]
 
 
