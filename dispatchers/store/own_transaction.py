@@ -1,8 +1,8 @@
 """What keeps a callback from ending the transaction that settles its entry, and what notices that it did.
 
-A savepoint is the proof: every COMMIT and ROLLBACK removes it, on each database, also the driver's. It is made before the callback
-and released after it. Statements that would end the transaction are refused before they are sent, and so is every statement that
-would commit by itself.
+A savepoint is the proof: every COMMIT and ROLLBACK removes it, on each database, also the driver's. It is made before the
+callback and released after it. Statements that would end the transaction are refused before they are sent, and so is every
+statement that would commit by itself.
 """
 
 import re

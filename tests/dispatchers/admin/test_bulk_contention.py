@@ -102,7 +102,7 @@ def prepare(database: Database, kind: str, ids: list[Any]) -> None:
     }
     if kind == "cancel, at once":
         age(database, HOUR)
-        unserved = StoredOutcome().with_unserved_reason("nobody serves it")
+        unserved = StoredOutcome().with_unserved_reason("no adapter serves it")
         database.execute(sa.update(TABLES.queue).values(outcome=unserved))
     elif kind in changes:
         database.execute(sa.update(TABLES.queue).values(**changes[kind]))
