@@ -3,7 +3,7 @@
     python3 dev.py demo [ARGS]     show it running; --stay keeps a shop open, with the dashboard
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS
     python3 dev.py matrix [NAMES]  the core of the tests on every Python and PostgreSQL of this machine, and with the lowest and
-                                   the newest dependencies, in about 20 minutes
+                                   the newest dependencies, in about 10 minutes
     python3 dev.py bench [PARTS]   all benchmarks beside the peers, in about 15 minutes, or the named ones; --help lists them
     python3 dev.py bench --quick   the first figures in a minute, without peers
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour

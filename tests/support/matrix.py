@@ -1,6 +1,6 @@
 """The core of the tests on each Python, each set of dependencies and each PostgreSQL of this machine: `python3 dev.py matrix`.
 
-    python3 dev.py matrix                              all, in about 20 minutes on two cores
+    python3 dev.py matrix                              all, in about 10 minutes on two cores
     python3 dev.py matrix python-3.12 postgresql-14    the named ones
     python3 dev.py matrix --python PATH                the core on this interpreter
 
