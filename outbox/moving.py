@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, func, insert, select
 
-from outbox.sql.dialect import insert_unless_present, stored_body
 from outbox.sql.schema import Tables, is_open, tables_of
+from outbox.sql.statements import insert_unless_present, stored_body
 
 BATCH_ROWS = 500
 

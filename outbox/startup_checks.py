@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Engine
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_secrets
-from outbox.sql.dialect import is_in_autocommit
 from outbox.sql.engines import require_supported
 from outbox.sql.forks import closed_afterwards
+from outbox.sql.transactions import is_in_autocommit
 
 
 class AsyncEngineLike(Protocol):

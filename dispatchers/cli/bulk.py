@@ -166,7 +166,7 @@ def _effect(
     from dispatchers.admin.read.dispatchers import live
     from dispatchers.store.database_identity import is_suspended
     from dispatchers.store.heartbeats import read_dispatchers
-    from outbox.sql.dialect import database_now
+    from outbox.sql.clock import database_now
 
     if decision.action not in CARRIED_OUT or not done.done:
         return Effect()

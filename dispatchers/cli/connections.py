@@ -64,7 +64,7 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     After the commit the dispatchers are woken: a decision mostly makes something due.
     """
     from outbox.sessions.hints import hint_at_once
-    from outbox.sql.dialect import prepare_sqlite
+    from outbox.sql.sqlite import prepare_sqlite
 
     tables = _tables(target)
     engine = _engine(existing(target.database))

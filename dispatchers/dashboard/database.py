@@ -13,9 +13,9 @@ from outbox.errors import ConfigurationError
 from outbox.migrations.targets import require_durable
 from outbox.sessions.hints import hint_at_once
 from outbox.sql.connections import require_utf8
-from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
 from outbox.sql.schema import tables_of
+from outbox.sql.sqlite import prepare_sqlite
 from outbox.sql.sync_drivers import synchronous
 
 POOL_SECONDS = 5

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.outage_log import cause_of, is_outage
 from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, OutboxError, SchemaError
-from outbox.sql.dialect import sqlstate
+from outbox.sql.driver_errors import sqlstate
 
 log = logging.getLogger("outbox.dashboard")
 

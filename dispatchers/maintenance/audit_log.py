@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Table, delete, select
 
 from dispatchers.store.protocol import Run
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables
 
 AUDIT_KEPT_FOR = timedelta(days=400)

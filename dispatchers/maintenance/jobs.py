@@ -21,7 +21,8 @@ from dispatchers.store.protocol import Run
 from dispatchers.store.queries import read_lags
 from dispatchers.store.send_counts import forget_old
 from outbox.sql.body_partitions import Layout, read_layout
-from outbox.sql.dialect import database_now, sqlstate
+from outbox.sql.clock import database_now
+from outbox.sql.driver_errors import sqlstate
 from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.maintenance")

@@ -28,9 +28,10 @@ from sqlalchemy import (
 )
 
 from dispatchers.maintenance.retention import Children, Retention
-from outbox.sql.dialect import clock, database_now, deleting_by_index, read_by_index
+from outbox.sql.clock import clock, database_now
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
+from outbox.sql.statements import deleting_by_index, read_by_index
 
 
 class Place(NamedTuple):

@@ -12,7 +12,7 @@ from dispatchers.pipeline.wakeup import until_set
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import MAX_ACCEPTED, Accepted
 from dispatchers.telemetry.errors import ErrorReports, described
-from outbox.sql.dialect import is_passing
+from outbox.sql.driver_errors import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
 

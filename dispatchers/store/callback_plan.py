@@ -27,7 +27,7 @@ from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete
 from outbox.sessions.session import flush_all, hint_after_commit
-from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 
 class Call(NamedTuple):

@@ -14,9 +14,10 @@ from datetime import datetime
 from sqlalchemy import Connection, delete, func, select, update
 
 from dispatchers.names import prefixes
-from outbox.sql.dialect import clock, read_by_index, upsert
+from outbox.sql.clock import clock
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index, upsert
 
 MAX_TAKE_OVER = 1000  # in one transaction
 

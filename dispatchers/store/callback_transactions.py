@@ -27,7 +27,7 @@ from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sessions.session import flush_all, hint_after_commit
 from outbox.sql.connections import write_iso_dates
-from outbox.sql.dialect import leave_autocommit, require_transaction
+from outbox.sql.transactions import leave_autocommit, require_transaction
 
 log = logging.getLogger("outbox.dispatcher")
 

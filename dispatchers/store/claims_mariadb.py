@@ -21,9 +21,9 @@ from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.store.database_identity import MARIADB_TIMELINE
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
-from outbox.sql.dialect import DELETE_BY_INDEX
 from outbox.sql.mariadb_entry import run_compound
 from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.statements import DELETE_BY_INDEX
 from outbox.times import MICROSECOND, NEVER
 
 MAX_TEXT_CHARS = 2**18

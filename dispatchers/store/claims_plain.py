@@ -38,8 +38,9 @@ from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
 from dispatchers.store.transactions import CONFLICTED
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
-from outbox.sql.dialect import change_in_order, clock, database_now
+from outbox.sql.clock import clock, database_now
 from outbox.sql.schema import SCHEMA_VERSION, Tables
+from outbox.sql.statements import change_in_order
 from outbox.times import NEVER, Instant
 
 CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict

@@ -48,11 +48,11 @@ from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
 from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
-from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported, url_of
 from outbox.sql.forks import watch
 from outbox.sql.mariadb_settings import Unseen, apply_all
 from outbox.sql.schema import Tables
+from outbox.sql.sqlite import prepare_sqlite
 
 Result = TypeVar("Result")
 

@@ -18,11 +18,13 @@ from dispatchers.database_identity import (
     suspicion,
 )
 from dispatchers.store.guards import guard
+from outbox.sql.clock import database_now
 from outbox.sql.deployment import refuse_other_environment, require_environment
-from outbox.sql.dialect import database_now, insert_unless_present, sqlstate
+from outbox.sql.driver_errors import sqlstate
 from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
+from outbox.sql.statements import insert_unless_present
 from outbox.times import MICROSECOND
 
 REFUSALS = frozenset({"42501", "42883", "0A000"})

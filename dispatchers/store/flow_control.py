@@ -27,8 +27,9 @@ from dispatchers.flow_control.state import (
 )
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
-from outbox.sql.dialect import clock, database_now, insert_unless_present
+from outbox.sql.clock import clock, database_now
 from outbox.sql.schema import Tables
+from outbox.sql.statements import insert_unless_present
 
 SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Select, func, select, true
 
 from dispatchers.store.queries import destination_names
-from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 
 MAX_ROWS = 100_000  # rows of all destinations together: about 100 ms
 MAX_ROWS_OF_ONE = 10_000

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.sql.schema import Tables
 
 BEAT_SECONDS = 10.0  # between two heartbeats: 0.1 transactions a second

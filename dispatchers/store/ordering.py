@@ -24,11 +24,12 @@ from dispatchers.transitions import (
     Settle,
     Transition,
 )
-from outbox.sql.dialect import clock, later, upsert
+from outbox.sql.clock import clock, later
 from outbox.sql.key_locks import certify
 from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
+from outbox.sql.statements import upsert
 from outbox.times import MICROSECOND, NEVER
 
 log = logging.getLogger("outbox.dispatcher")

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.errors import CallbackError
-from outbox.sql.dialect import ABORTED, CONFLICTS, is_in_autocommit, lost_savepoint, sqlstate
+from outbox.sql.driver_errors import ABORTED, CONFLICTS, lost_savepoint, sqlstate
 from outbox.sql.mariadb_settings import was_undone
+from outbox.sql.transactions import is_in_autocommit
 
 _BEGIN = text("SAVEPOINT outbox_callback")
 _END = text("RELEASE SAVEPOINT outbox_callback")

@@ -24,9 +24,11 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
-from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, clock, database_now, read_by_index, sqlstate
+from outbox.sql.clock import clock, database_now
+from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables, is_open
+from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
 # --- what this role may read

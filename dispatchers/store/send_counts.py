@@ -7,8 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select
 
 from dispatchers.telemetry.tally import Tallied
-from outbox.sql.dialect import database_now, upsert
+from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables
+from outbox.sql.statements import upsert
 
 KEPT_FOR = timedelta(hours=2)  # what is shown, and as much again for a clock that was set
 

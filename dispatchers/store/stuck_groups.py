@@ -12,9 +12,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, exists, select
 
 from dispatchers.store.queries import ordering_keys
-from outbox.sql.dialect import read_by_index
 from outbox.sql.ordering import Place, advance, is_blocked
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -17,8 +17,8 @@ from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import require_utf8, write_iso_dates
-from outbox.sql.dialect import is_in_autocommit, isolation_level
 from outbox.sql.separate_connections import separate_async_engine
+from outbox.sql.transactions import is_in_autocommit, isolation_level
 
 Result = TypeVar("Result")
 

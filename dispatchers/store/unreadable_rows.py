@@ -8,9 +8,10 @@ from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select
 
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
-from outbox.sql.dialect import change_in_order, clock
+from outbox.sql.clock import clock
 from outbox.sql.ordering import Place, advance_unlocked
 from outbox.sql.schema import Tables
+from outbox.sql.statements import change_in_order
 from outbox.times import NEVER
 
 

@@ -16,7 +16,7 @@ from dispatchers.process.dispatcher import Dispatcher
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
-from outbox.sql.dialect import database_now, earlier
+from outbox.sql.clock import database_now, earlier
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 

@@ -12,12 +12,13 @@ from sqlalchemy.orm import Session
 from outbox.configuration import Configuration
 from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, ids_under, parent_id
 from outbox.sessions.session import flush_all
+from outbox.sql.clock import clock
 from outbox.sql.connections import require_connection
-from outbox.sql.dialect import clock, require_transaction
 from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
+from outbox.sql.transactions import require_transaction
 
 ALL_IDS = (UUID(int=0), UUID(int=2**128 - 1))
 

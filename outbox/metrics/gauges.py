@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, sele
 
 from outbox.errors import ConfigurationError
 from outbox.sql.body_partitions import body_table, read_layout
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.sql.forks import watch
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables, is_open

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
-from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, sqlstate
+from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.functions import database_functions
 from outbox.sql.places import place_of
 from outbox.sql.schema import key_lock, tables_of

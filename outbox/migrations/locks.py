@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.errors import NoTransaction, SchemaError
-from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
 """The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may be between."""

@@ -22,7 +22,7 @@ from outbox.migrations.locks import (
 )
 from outbox.migrations.scripts import configured, downgrading, head, open_scripts, run, upgrading
 from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
-from outbox.sql.dialect import sqlstate
+from outbox.sql.driver_errors import sqlstate
 from outbox.sql.places import place_of
 
 PORTABLE_TRIES = 10

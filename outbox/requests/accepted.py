@@ -10,7 +10,7 @@ from outbox.configuration import Configuration
 from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response, columns_with, response_to_keep
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.sql.key_locks import certify
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables

@@ -11,8 +11,10 @@ from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response, columns_with
-from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction
+from outbox.sql.clock import clock, clock_plus
 from outbox.sql.key_locks import certify, impatiently
+from outbox.sql.statements import insert_unless_present
+from outbox.sql.transactions import require_prepared, require_transaction
 
 
 class Lease(NamedTuple):

@@ -40,23 +40,17 @@ from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.responses import Response, state_with
 from outbox.sessions.entry_rows import PiggybackedInsert
 from outbox.sessions.mismatches import count_mismatch
+from outbox.sql.clock import clock, clock_plus
 from outbox.sql.connections import LockBudget
-from outbox.sql.dialect import (
-    SERIALIZATION_FAILURE,
-    clock,
-    clock_plus,
-    insert_unless_present,
-    require_prepared,
-    require_transaction,
-    sqlstate,
-    stored_body,
-)
+from outbox.sql.driver_errors import SERIALIZATION_FAILURE, sqlstate
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import function_name
 from outbox.sql.identifiers import quoted
 from outbox.sql.key_locks import lock_number, try_lock, wait_for_lock
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import MAX_STATEMENTS, Tables
+from outbox.sql.statements import insert_unless_present, stored_body
+from outbox.sql.transactions import require_prepared, require_transaction
 
 LockWait: TypeAlias = Callable[[Connection, Tables, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""

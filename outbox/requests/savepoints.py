@@ -7,9 +7,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.sessions.session import flush_all, state_of
-from outbox.sql.dialect import is_aborted, lost_savepoint
+from outbox.sql.driver_errors import lost_savepoint
 from outbox.sql.fast_execute import execute
 from outbox.sql.mariadb_settings import was_undone
+from outbox.sql.transactions import is_aborted
 
 
 class Savepoint(Protocol):

@@ -17,8 +17,9 @@ from outbox.keys import check_field, check_id
 from outbox.requests.accepted import poll_after
 from outbox.requests.responses import Response
 from outbox.sessions.session import flush_all
+from outbox.sql.clock import clock
 from outbox.sql.connections import require_connection
-from outbox.sql.dialect import clock, stored_body
+from outbox.sql.statements import stored_body
 
 RequestState = Literal["accepted", "leased", "succeeded", "failed"]
 

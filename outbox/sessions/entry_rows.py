@@ -27,12 +27,13 @@ from sqlalchemy import (
 from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
 from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
-from outbox.sql.dialect import clock, database_now, insert_unless_present, later
+from outbox.sql.clock import clock, database_now, later
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.mariadb_entry import insert_entry, insert_in_pages, whole
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.statements import insert_unless_present
 from outbox.times import NEVER, Instant
 
 

@@ -18,7 +18,7 @@ from weakref import finalize, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
-from outbox.sql.dialect import TIMEOUTS, sqlstate
+from outbox.sql.driver_errors import TIMEOUTS, sqlstate
 from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
 from outbox.sql.mismatch_counts import CountTables, Mismatch, MismatchCounts, statements
 from outbox.sql.places import place_of

@@ -2,7 +2,7 @@
 
 `outbox db partition` switches this layout on, in PostgreSQL only. Then a trigger moves the body of each answer into the
 partition of its day (UTC), and stores the day in the record. Code that writes records works with both layouts. If a day's
-partition is missing, its bodies stay in the records, so no request fails. `outbox.sql.dialect.stored_body` reads both.
+partition is missing, its bodies stay in the records, so no request fails. `outbox.sql.statements.stored_body` reads both.
 """
 
 import re

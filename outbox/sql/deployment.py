@@ -10,9 +10,10 @@ from sqlalchemy import Column, Connection, Subquery, delete, select
 
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
-from outbox.sql.dialect import clock, insert_unless_present, read_by_index
+from outbox.sql.clock import clock
 from outbox.sql.places import place_of
 from outbox.sql.schema import Tables
+from outbox.sql.statements import insert_unless_present, read_by_index
 
 MAX_SAMPLE = 1000
 """How many unsettled entries a check reads: it finds a problem that affects one in a hundred."""

@@ -18,10 +18,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.sql.column_types import ID
-from outbox.sql.dialect import LOCK_NOT_AVAILABLE, deleting_by_index, is_timeout, sqlstate
+from outbox.sql.driver_errors import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
 from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.rendering import renders
 from outbox.sql.schema import MAX_STATEMENTS, Tables, key_lock
+from outbox.sql.statements import deleting_by_index
 
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 PAUSE_SECONDS = 0.02

@@ -47,7 +47,7 @@ from sqlalchemy import (
     update,
 )
 
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.sql.key_locks import certify
 from outbox.sql.schema import Tables
 from outbox.times import NEVER, Instant

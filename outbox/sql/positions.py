@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.sql.connections import LockBudget
-from outbox.sql.dialect import DEADLOCK, sqlstate
+from outbox.sql.driver_errors import DEADLOCK, sqlstate
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.key_locks import lock_ids
 from outbox.sql.schema import Tables

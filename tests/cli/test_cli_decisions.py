@@ -22,7 +22,7 @@ from support.entries import HOUR, change, put_one, queue_row, run_once, settleme
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 LOOKED = ("--reason", "seen in their log")
 

@@ -14,7 +14,7 @@ from support.entries import HOUR, age, put, queue_row, run_once
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.state import Taken, as_record
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 CALM = {"paused": False, "breaker": "closed", "breaker_failures": 0}
 

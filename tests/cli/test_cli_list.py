@@ -11,7 +11,7 @@ from support.database import TABLES, Database
 from support.entries import HOUR, LEASE, age, change, put, put_one
 
 import outbox
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 OUTBOX_ENV = "test"
 

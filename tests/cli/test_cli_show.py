@@ -23,7 +23,7 @@ import outbox
 from dispatchers import CannotTell, Unknown
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.testing.stripe_service import running_stripe
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 # --- show
 

@@ -27,7 +27,7 @@ from support.entries import HOUR, LEASE, age, change, put, put_one, run_once
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read import overview
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 OUTBOX_ENV = "test"
 

@@ -18,8 +18,8 @@ from support.retention import elapse, settle_all
 import outbox
 from dispatchers.cli import connections
 from dispatchers.store import callback_registry
+from outbox.sql.clock import clock
 from outbox.sql.deployment import record_secrets
-from outbox.sql.dialect import clock
 
 FACTORY = """
 from dispatchers import Dispatcher, Operations

@@ -18,7 +18,7 @@ from dispatchers.admin.decide.again import NO_SECRET, OTHER_SECRET, first_of
 from dispatchers.admin.read.plain_values import ids_text
 from dispatchers.dashboard import Dashboard
 from outbox.errors import ConfigurationError
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 
 BEARER = {"Authorization": "Bearer t"}
 WHY = {"decision": "again", "reason": "it exists now"}

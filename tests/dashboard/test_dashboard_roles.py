@@ -16,7 +16,7 @@ from dispatchers.admin.decide.again import UNCOMPARED
 from dispatchers.dashboard import Dashboard
 from dispatchers.dashboard.pages import VIEWS
 from dispatchers.stored_outcome import read_outcome
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from support.entries import put_one
 
 import outbox
 from dispatchers.admin.read.destinations import MAX_SHOWN
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 
 def test_a_page_lists_the_destinations_that_need_most(database: Database, ob: outbox.Outbox) -> None:

@@ -18,7 +18,7 @@ import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 pytestmark = pytest.mark.on_mariadb
 

@@ -17,7 +17,7 @@ from dispatchers.admin.decide.bulk import NEWS
 from dispatchers.dashboard import Dashboard
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 BEARER = {"Authorization": "Bearer t"}
 OF_TWO = ["cancel", "did_not_happen", "send_again"]

@@ -15,7 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.admin.read.destinations import NOT_SENT_SHOWN
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 
 def put_case(database: Database, ob: outbox.Outbox, *, hours: float = 1) -> str:

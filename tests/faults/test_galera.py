@@ -45,7 +45,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out
 from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
-from outbox.sql.dialect import clock, earlier
+from outbox.sql.clock import clock, earlier
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import certify
 from outbox.sql.mariadb_errors import leaves_cluster

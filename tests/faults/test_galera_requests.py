@@ -13,7 +13,7 @@ from support.galera_nodes import on_a_node, wait_for_all
 
 import outbox
 from outbox import migrations
-from outbox.sql.dialect import DEADLOCK, sqlstate
+from outbox.sql.driver_errors import DEADLOCK, sqlstate
 from outbox.sql.engines import engine_of
 
 

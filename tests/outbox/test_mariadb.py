@@ -16,7 +16,8 @@ from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction, RequestUndone, SchemaError
 from outbox.http.transaction import undone_by_conflict
 from outbox.sql import mariadb_settings
-from outbox.sql.dialect import DEADLOCK, database_now, is_passing, is_timeout, lost_savepoint, sqlstate
+from outbox.sql.clock import database_now
+from outbox.sql.driver_errors import DEADLOCK, is_passing, is_timeout, lost_savepoint, sqlstate
 from outbox.sql.engines import engine_of
 from outbox.sql.key_locks import lock_ids, try_lock, wait_for_lock
 from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of

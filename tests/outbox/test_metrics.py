@@ -22,7 +22,7 @@ import outbox
 from outbox.errors import ConfigurationError
 from outbox.metrics import gauges, opentelemetry, prometheus
 from outbox.observer import ClaimOutcome, ObservedClaim
-from outbox.sql.dialect import clock, clock_plus
+from outbox.sql.clock import clock, clock_plus
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 CLAIM = ObservedClaim(outcome="hit", source="http", waited=None)

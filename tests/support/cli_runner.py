@@ -16,7 +16,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import main
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 from outbox.times import NEVER
 from support.database import TABLES, Database
 from support.entries import change, put_one, run_once

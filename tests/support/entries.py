@@ -23,7 +23,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
-from outbox.sql.dialect import earlier
+from outbox.sql.clock import earlier
 from outbox.times import EPOCH, NEVER
 from support.database import TABLES, Database
 

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 import outbox
 from dispatchers.store import claims_plain
 from dispatchers.transitions import ClaimedEntry, Settle
-from outbox.sql.dialect import DEADLOCK, clock, earlier, sqlstate
+from outbox.sql.clock import clock, earlier
+from outbox.sql.driver_errors import DEADLOCK, sqlstate
 from support.database import TABLES
 from support.entries import HOUR, claim_request, quota
 

@@ -13,7 +13,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.ordering import MOMENT
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 from outbox.sql.ordering import is_blocked
 from support.database import TABLES, Database
 from support.entries import run_once, state

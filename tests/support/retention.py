@@ -15,7 +15,7 @@ from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import RETENTION
 from dispatchers.time_limits import Window
-from outbox.sql.dialect import clock, earlier
+from outbox.sql.clock import clock, earlier
 from support.database import TABLES, Database
 
 DAY = timedelta(days=1)

@@ -31,7 +31,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry
 from outbox.sessions.session import flush_all
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.times import MICROSECOND, NEVER
 from support.database import TABLES, Database
 from support.entries import age, change, quota

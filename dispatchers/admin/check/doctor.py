@@ -29,7 +29,8 @@ from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
-from outbox.sql.dialect import INSUFFICIENT_PRIVILEGE, clock, sqlstate
+from outbox.sql.clock import clock
+from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
 

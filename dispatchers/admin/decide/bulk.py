@@ -43,8 +43,9 @@ from dispatchers.admin.read.entry_filter import (
 from dispatchers.store.database_identity import is_suspended
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError, InvalidValue
+from outbox.sql.clock import database_now
 from outbox.sql.deployment import require_current_secret
-from outbox.sql.dialect import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, database_now, sqlstate
+from outbox.sql.driver_errors import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, sqlstate
 from outbox.sql.schema import Tables
 
 MAX_BATCH_ENTRIES = 100  # measured, on two busy cores: 0.1 s, in which dispatchers pass over what is locked

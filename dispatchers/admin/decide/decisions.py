@@ -35,7 +35,7 @@ from dispatchers.stored_outcome import MalformedOutcome, read_outcome
 from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue
 from outbox.keys import check_field
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.clock import clock, database_now
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 

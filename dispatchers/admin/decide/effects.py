@@ -16,8 +16,8 @@ from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.errors import DecisionRefused
 from dispatchers.store import callback_registry
 from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState, read_outcome, write_outcome
+from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment
-from outbox.sql.dialect import clock, database_now
 from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables

@@ -22,7 +22,7 @@ from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from outbox.configuration import Configuration
 from outbox.errors import InvalidValue
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.clock import clock, database_now
 from outbox.sql.schema import Tables
 
 MAX_ENTRIES = 1000  # they are decided in one transaction, which holds its locks for some seconds

@@ -25,9 +25,10 @@ from dispatchers.store.database_identity import (
 )
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
+from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
-from outbox.sql.dialect import change_in_order, clock, database_now
 from outbox.sql.schema import Tables
+from outbox.sql.statements import change_in_order
 from outbox.times import NEVER, Instant
 
 MAX_ROWS = 1000  # a batch holds its locks for some 50 ms

@@ -14,7 +14,7 @@ from dispatchers.admin.decide.key_window import memory_of
 from dispatchers.admin.decide.safe import why_not_look_up, why_not_new_key, why_not_same_key
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.time_limits import Memory
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables
 
 

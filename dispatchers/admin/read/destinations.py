@@ -14,8 +14,9 @@ from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.heartbeats import read_dispatchers
 from dispatchers.store.queries import destination_names, is_claimable, of_each_destination, read_lags
-from outbox.sql.dialect import clock, database_now, read_by_index
+from outbox.sql.clock import clock, database_now
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.entries.status import waiting_reason
 from outbox.keys import Tag, encode_native
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.clock import clock, database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER

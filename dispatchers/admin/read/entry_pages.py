@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Select, func, literal, or_, select, true, uni
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
 from dispatchers.store.queries import destination_names
-from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 from outbox.times import NEVER, Instant
 
 Place: TypeAlias = tuple[datetime, UUID]

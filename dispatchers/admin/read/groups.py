@@ -11,8 +11,9 @@ from sqlalchemy import CTE, Connection, ScalarSelect, Select, String, column, fu
 from dispatchers.admin.read.counts import Count, count_rows, planned_rows
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.store.queries import of_each, ordering_keys
-from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 
 MAX_WAITING = 1000
 """Up to this number the entries of one group are counted in a list of groups."""

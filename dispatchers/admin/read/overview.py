@@ -16,9 +16,10 @@ from dispatchers.admin.read.dispatchers import Difference, differences, is_serve
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
 from dispatchers.store.queries import RELEASED_WITHIN, destination_names, unreadable
 from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
-from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.clock import database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
 MAX_BLOCKED_GROUPS = 100

@@ -14,9 +14,10 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, 
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
-from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.clock import database_now
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables, is_open
+from outbox.sql.statements import read_by_index
 
 OPEN_STATES = ("accepted", "leased")
 ANSWERED_STATES = ("succeeded", "failed")

@@ -24,11 +24,12 @@ from dispatchers.admin.read.requests import OPEN_STATES, RequestSummary
 from dispatchers.store.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, check_field, parent_id
+from outbox.sql.clock import database_now
 from outbox.sql.deployment import recorded_environment
-from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.parent_index import is_under
 from outbox.sql.rights import Right, without_right
 from outbox.sql.schema import Tables
+from outbox.sql.statements import read_by_index
 
 MAX_ROWS = 250
 """Of each list so many rows are read: a row that is not in memory takes up to 0.1 ms, and there are six lists."""

@@ -14,8 +14,8 @@ from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.admin.read.throughput import Throughput, read_throughput
 from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables, is_open
+from outbox.sql.statements import read_by_index
 
 MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds
 MAX_DOUBTFUL = 20_000

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.mariadb_errors import PROCESS_MISSING, number_of
 from outbox.sql.schema import Tables

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from dispatchers.store.send_counts import read_counts
 from dispatchers.telemetry.tally import BOUNDS, WAITED
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables
 
 SHOWN = timedelta(hours=1)

@@ -36,7 +36,7 @@ from dispatchers.dashboard.pages.entries import EntriesWanted, require_readable
 from dispatchers.dashboard.pages.proposals import PROPOSED
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Context, Reading, View
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 
 MAX_MATCHING = 10_000
 """So many entries may meet the filter: reading them takes about a second, and a form with their ids has 220 kB."""

@@ -7,7 +7,7 @@ from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.dashboard.parameters import Nothing
 from dispatchers.dashboard.views import Reading, View
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

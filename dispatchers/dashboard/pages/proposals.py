@@ -18,7 +18,7 @@ from dispatchers.dashboard.decision_texts import BULK
 from dispatchers.dashboard.parameters import Nothing, parameter
 from dispatchers.dashboard.views import Reading, View
 from outbox.errors import ConfigurationError, InvalidValue
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 
 PROPOSED = "The decision is proposed. Nothing changes until another operator confirms it."
 

@@ -13,7 +13,7 @@ import outbox
 from dispatchers.admin.read.requests import RequestFilter, RequestPlace, list_requests, read_request
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 from outbox.times import MAX_SPAN
 
 

@@ -20,7 +20,7 @@ from dispatchers.admin.decide.payloads import reveal
 from dispatchers.admin.decide.resume import OperatorDecision, resume
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, forget_old_decisions
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 pytestmark = pytest.mark.on_mariadb
 

@@ -29,7 +29,7 @@ from dispatchers.admin.decide.bulk import (
 )
 from dispatchers.admin.read.entry_filter import Filter
 from outbox.errors import ConfigurationError, InvalidValue
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.times import NEVER
 
 HOUR = timedelta(hours=1)

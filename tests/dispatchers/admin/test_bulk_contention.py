@@ -19,7 +19,7 @@ from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.stored_outcome import StoredOutcome, read_outcome, write_outcome
 from outbox.configuration import Configuration
 from outbox.keys import Keyring
-from outbox.sql.dialect import clock, later
+from outbox.sql.clock import clock, later
 from outbox.times import NEVER
 
 HOUR = timedelta(hours=1)

@@ -17,7 +17,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.database import DatabaseStore
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 from outbox.times import NEVER
 
 KNOWN = "its outcome is recorded as delivered, and only its callback is due"

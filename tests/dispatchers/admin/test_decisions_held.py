@@ -28,7 +28,7 @@ from dispatchers.errors import Suspended
 from dispatchers.flow_control.state import Taken, as_record
 from dispatchers.store.flow_control import make_rows
 from dispatchers.stored_outcome import Known, write_outcome
-from outbox.sql.dialect import clock, clock_plus, database_now
+from outbox.sql.clock import clock, clock_plus, database_now
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb

@@ -17,7 +17,7 @@ from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWant
 from dispatchers.admin.read.entry_pages import Place
 from dispatchers.admin.read.payload_filter import Member
 from outbox.errors import InvalidValue
-from outbox.sql.dialect import clock_plus, database_now
+from outbox.sql.clock import clock_plus, database_now
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb

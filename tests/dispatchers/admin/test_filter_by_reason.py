@@ -12,7 +12,7 @@ from dispatchers import Deferred, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
 from outbox.errors import InvalidValue
-from outbox.sql.dialect import database_now
+from outbox.sql.clock import database_now
 from outbox.times import NEVER
 
 REASON = 'M\u00fcller: 50% "now" a_b c\\d\n\U0001f600'

@@ -34,7 +34,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 
 pytestmark = pytest.mark.on_mariadb
 

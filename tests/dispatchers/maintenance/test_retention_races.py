@@ -245,7 +245,7 @@ KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
 from support.retention import clean
-from outbox.sql.dialect import prepare_sqlite
+from outbox.sql.sqlite import prepare_sqlite
 
 engine = sa.create_engine(os.environ["SHOP_URL"])
 if engine.dialect.name == "sqlite":

@@ -34,7 +34,7 @@ from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from dispatchers.transitions import Settle
-from outbox.sql.dialect import is_passing
+from outbox.sql.driver_errors import is_passing
 from outbox.times import EPOCH, NEVER
 
 TOKEN = UUID(int=7)

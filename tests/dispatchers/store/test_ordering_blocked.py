@@ -14,7 +14,7 @@ from dispatchers import Absent, CannotTell, KeyConflict, Outcome, Rejected
 from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, Settle
-from outbox.sql.dialect import clock
+from outbox.sql.clock import clock
 
 pytestmark = pytest.mark.on_mariadb
 
@@ -186,7 +186,7 @@ def test_a_blocked_entry_that_is_made_due_by_hand_is_blocked_again(database: Dat
     ids = put_in_group(database, ob, "first", "second")
     send_all(database, ob, service)
 
-    change(database, ids[1], due_at=outbox.sql.dialect.clock())
+    change(database, ids[1], due_at=outbox.sql.clock.clock())
     send_all(database, ob, service)
 
     assert states_of(database, ids) == ["retry", "blocked"]

@@ -39,7 +39,7 @@ from dispatchers.store.ordering import leave, sort_out
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sessions.session import flush_all
-from outbox.sql.dialect import clock_plus
+from outbox.sql.clock import clock_plus
 from outbox.times import NEVER
 
 

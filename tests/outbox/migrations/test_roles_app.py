@@ -12,7 +12,7 @@ from support.roles import HONEST, NEW_ENTRY, As, refused
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.dialect import sqlstate
+from outbox.sql.driver_errors import sqlstate
 from outbox.sql.identifiers import quoted
 
 

@@ -1,0 +1,51 @@
+"""The database's clock, the only one that decides."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, literal, select
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.functions import FunctionElement
+
+from outbox.sql.rendering import renders
+from outbox.times import Instant
+
+SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
+
+
+@renders(postgresql="clock_timestamp()", sqlite=SQLITE_CLOCK, mariadb="UTC_TIMESTAMP(6)")
+class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it renders
+    """The database's clock now, not the transaction's start. On MariaDB the statement's start."""
+
+    type = Instant()
+    inherit_cache = True
+
+
+@renders(
+    postgresql="{0} + make_interval(secs => {1})",
+    portable="{0} + CAST({1} AS double precision) * INTERVAL '1 second'",
+    sqlite="{0} + CAST({1} * 1000000 AS INTEGER)",
+    mariadb="{0} + INTERVAL ROUND({1} * 1000000) MICROSECOND",
+)
+class _Later(FunctionElement[Any]):
+    type = Instant()
+    inherit_cache = True
+
+
+def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
+    """The database's clock, `delay` from now; a parameter gives it in seconds."""
+    return later(clock(), delay)
+
+
+def later(instant: ColumnElement[Any], by: timedelta | BindParameter[float]) -> ColumnElement[Any]:
+    return _Later(instant, literal(by.total_seconds()) if isinstance(by, timedelta) else by)
+
+
+def earlier(instant: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    return later(instant, -by)
+
+
+def database_now(connection: Connection) -> datetime:
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    return now
