@@ -6,8 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, func, insert, select
 
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables, is_open, tables_of
-from outbox.sql.statements import insert_unless_present, stored_body
+from outbox.sql.statements import stored_body
 
 BATCH_ROWS = 500
 
@@ -68,7 +69,7 @@ def _copy_entries(source: Connection, target: Connection, tables: Tables, rows: 
 def _copy(target: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
     found = list(rows)
     if found:
-        target.execute(insert_unless_present(target.dialect.name, table), found)
+        target.execute(dialect_of(target).insert_unless_present(table), found)
 
 
 def _read(source: Connection, query: Select[Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_secrets
-from outbox.sql.engines import require_supported
+from outbox.sql.dialect import dialect_of
 from outbox.sql.forks import closed_afterwards
 from outbox.sql.transactions import is_in_autocommit
 
@@ -27,14 +27,14 @@ def check(configuration: Configuration, engine: Any) -> Awaitable[None] | None:
         return _check_async(configuration, engine)
     if not isinstance(engine, Engine):
         raise ConfigurationError(f"outbox.check needs an Engine or an AsyncEngine, not {type(engine).__name__}")
-    require_supported(engine.dialect.name)
+    dialect_of(engine)  # which refuses other databases
     with engine.connect() as connection:
         _check(connection, configuration)
     return None
 
 
 async def _check_async(configuration: Configuration, engine: AsyncEngineLike) -> None:
-    require_supported(engine.sync_engine.dialect.name)
+    dialect_of(engine.sync_engine)
     async with engine.connect() as connection:
         await connection.run_sync(_check, configuration)
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.schema import CreateSequence, DropSequence
 
-from outbox.migrations.first_tables import STEPWISE, Maker, create_tables
+from outbox.migrations.first_tables import Maker, create_tables, kind_of
 
 revision = "0001"
 down_revision = None
@@ -23,11 +23,11 @@ Quoted = Callable[[str], str]
 
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
-    is_postgresql = op.get_context().dialect.name == "postgresql"
-    if is_postgresql:
+    has_functions = kind_of(op).has_functions
+    if has_functions:
         op.execute(CreateSequence(sa.Sequence(f"{prefix}position", schema=schema)))
     create_tables(Maker(op, schema, prefix))
-    if is_postgresql:
+    if has_functions:
         quoted = partial(_quoted, op, schema, prefix)
         _create_cancel(op, quoted)
         _create_body_of(op, quoted)
@@ -107,8 +107,8 @@ $claim$""")
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
-    dialect = op.get_context().dialect
-    if dialect.name == "postgresql":
+    kind = kind_of(op)
+    if kind.has_functions:
         _drop_functions(op, schema, prefix)
     apart = (
         "tombstone",
@@ -125,12 +125,12 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "blocked_group",
         "destination",
     )
-    again = {"if_exists": True} if dialect.name in STEPWISE else {}
-    if dialect.name in ("mariadb", "portable"):
+    again = {"if_exists": True} if kind.is_stepwise else {}
+    if kind.is_stepwise:
         op.drop_table(f"{prefix}key_lock", schema=schema, **again)
     for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema, **again)
-    if dialect.name == "postgresql":
+    if kind.has_functions:
         op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema)))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dispatchers.cli.options import Target
+from outbox.sql.dialect import dialect_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -27,10 +28,13 @@ MAX_PAUSE_SECONDS = 0.05  # of the first pause between two tries; each next one 
 @contextmanager
 def reading(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     """A connection in a transaction that sees one moment of the database, and on PostgreSQL cannot write."""
+    from outbox.sql.dialect import dialect_of
+
     tables = _tables(target)
     with _engine(existing(target.database)).connect() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        dialect = dialect_of(connection)
+        if not dialect.requires_isolation:
+            connection.execution_options(**dialect.snapshot)
         _require(connection, tables)
         yield connection, tables
 
@@ -64,12 +68,10 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     After the commit the dispatchers are woken: a decision mostly makes something due.
     """
     from outbox.sessions.hints import hint_at_once
-    from outbox.sql.sqlite import prepare_sqlite
 
     tables = _tables(target)
     engine = _engine(existing(target.database))
-    if engine.dialect.name == "sqlite":
-        prepare_sqlite(engine)
+    dialect_of(engine).prepare(engine)
     with engine.begin() as connection:
         _require(connection, tables)
         yield connection, tables
@@ -134,14 +136,13 @@ def parsed(database: str, option: str = "--database") -> "URL":
 def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
-    from outbox.sql.dialect import SUPPORTED, not_supported
+    from outbox.sql.dialect import OtherDatabase, dialect_of_url
     from outbox.sql.engines import driver_of
-    from outbox.sql.servers import DIALECTS
 
-    if url.get_backend_name() in DIALECTS:
-        raise not_supported(url.get_backend_name())
-    if url.get_backend_name() not in SUPPORTED:
-        raise _wrong(f"is for another database: {not_supported(url.get_backend_name())}", option)
+    try:
+        dialect_of_url(url)
+    except OtherDatabase as error:
+        raise _wrong(f"is for another database: {error}", option) from None
     try:
         dialect = url.get_dialect()
         if dialect.is_async:
@@ -167,7 +168,7 @@ def _wrong(what: str, option: str) -> WrongUrl:
 def existing(database: str, option: str = "--database") -> "URL":
     """The URL of a database that must exist already: SQLite would create a missing file, with a misspelt name an empty outbox."""
     url = parsed(database, option)
-    if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
+    if not _is_file(url) or (url.database or "").startswith("file:"):
         return url
     if not url.database or url.database == ":memory:":
         raise _wrong("is an in-memory database, which is always empty here", option)
@@ -178,10 +179,16 @@ def existing(database: str, option: str = "--database") -> "URL":
     return url
 
 
+def _is_file(url: "URL") -> bool:
+    from outbox.sql.dialect import dialect_of_url
+
+    return dialect_of_url(url).is_file
+
+
 def reach(database: str) -> None:
     """Connect once. SQLite always answers, and would create a missing file."""
     url = parsed(database)
-    if url.get_backend_name() != "sqlite":
+    if not _is_file(url):
         _engine(url).connect().close()
 
 

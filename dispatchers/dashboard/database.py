@@ -13,9 +13,9 @@ from outbox.errors import ConfigurationError
 from outbox.migrations.targets import require_durable
 from outbox.sessions.hints import hint_at_once
 from outbox.sql.connections import require_utf8
-from outbox.sql.engines import engine_of, require_supported, url_of
+from outbox.sql.dialect import dialect_of, dialect_of_url
+from outbox.sql.engines import engine_of, url_of
 from outbox.sql.schema import tables_of
-from outbox.sql.sqlite import prepare_sqlite
 from outbox.sql.sync_drivers import synchronous
 
 POOL_SECONDS = 5
@@ -35,9 +35,9 @@ def _connect_args(url: URL, milliseconds: int) -> dict[str, Any]:
     limits are of the session.
     milliseconds: the limit of a statement.
     """
-    if url.get_backend_name() == "mariadb" and "init_command" not in url.query:
-        limits = {"max_statement_time": milliseconds / 1000, "innodb_lock_wait_timeout": LOCK_MILLISECONDS // 1000}
-        return {"init_command": "SET SESSION " + ", ".join(f"{name} = {value}" for name, value in limits.items())}
+    limits = dialect_of_url(url).session_limits(milliseconds, LOCK_MILLISECONDS)
+    if limits is not None and "init_command" not in url.query:
+        return {"init_command": limits}
     if url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
     wanted: dict[str, Any] = {"client_encoding": "utf8", "connect_timeout": CONNECT_SECONDS}
@@ -73,12 +73,11 @@ class Databases:
         self._own: list[Engine] = []
         self._deciding = self._engine(url)
         self._reading = self._deciding if read_url is None else self._engine(read_url)
-        if self._deciding.dialect.name == "sqlite":
-            prepare_sqlite(self._deciding)
+        dialect_of(self._deciding).prepare(self._deciding)
 
     def _engine(self, url: "str | URL | Engine") -> Engine:
         if isinstance(url, Engine):
-            require_supported(url.dialect.name)
+            dialect_of(url)  # which refuses other databases
             return url
         if not isinstance(url, str | URL):
             raise ConfigurationError(
@@ -107,8 +106,9 @@ class Databases:
         """A connection in a transaction that commits at the block's end. Then the dispatchers are woken."""
         with self._deciding.connect() as connection:
             # Whatever the app's engine has: the row is locked, then compared.
-            if connection.dialect.name not in ("sqlite", "portable"):
-                connection.execution_options(isolation_level="READ COMMITTED")
+            level = dialect_of(connection).isolation
+            if level is not None:
+                connection.execution_options(isolation_level=level)
             with connection.begin():
                 self._prepare(connection)
                 self._limit_locks(connection)
@@ -128,10 +128,7 @@ class Databases:
     @contextmanager
     def _snapshot(self, engine: Engine) -> Iterator[Connection]:
         with engine.connect() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            elif connection.dialect.name == "mariadb":
-                connection.execution_options(isolation_level="REPEATABLE READ")
+            connection.execution_options(**dialect_of(connection).snapshot)
             self._prepare(connection)
             yield connection
 
@@ -139,7 +136,7 @@ class Databases:
         """Limit each statement of the transaction. Let no setting of the role or the database decide how instants are written:
         psycopg reads only those in ISO's style, and no driver one after the year 9999, which `NEVER` is in some time zones.
         """
-        if connection.dialect.name not in ("postgresql", "portable"):
+        if not dialect_of(connection).has_settings:
             return
         try:
             require_utf8(connection)
@@ -150,7 +147,7 @@ class Databases:
 
     def _limit_locks(self, connection: Connection) -> None:
         """A decision that waits for a lock is refused as such, before it counts as a slow statement."""
-        if connection.dialect.name in ("postgresql", "portable"):
+        if dialect_of(connection).has_settings:
             milliseconds = max(1, min(LOCK_MILLISECONDS, self._milliseconds // 2))
             connection.execute(text(f"SET LOCAL lock_timeout = {milliseconds}"))
 

@@ -11,17 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
     Column,
     ColumnElement,
     Connection,
     Table,
     and_,
-    any_,
-    delete,
     func,
     insert,
-    literal,
     or_,
     select,
     tuple_,
@@ -29,9 +25,10 @@ from sqlalchemy import (
 
 from dispatchers.maintenance.retention import Children, Retention
 from outbox.sql.clock import clock, database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
-from outbox.sql.statements import deleting_by_index, read_by_index
+from outbox.sql.statements import read_by_index
 
 
 class Place(NamedTuple):
@@ -72,7 +69,7 @@ def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Bat
     tombstoned = _that_may_go(connection, tables, [place.id for place in places], now, scan)
     if tombstoned and not scan.dry:
         _write_tombstones(connection, tables, tombstoned, scan.retention)
-        _delete(connection, tables.record.c.id, tombstoned)
+        dialect_of(connection).delete(connection, tables.record.c.id, tombstoned)
     return _batch(places, len(tombstoned), scan)
 
 
@@ -90,9 +87,9 @@ def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     needed = _needed(connection, tables, ids, now, scan)
     expired = [id for id in ids if id not in needed]
     if expired and not scan.dry:
-        _delete(connection, tables.event.c.entry_id, expired)
-        _delete(connection, settlement.c.id, expired)
-        _delete(connection, entry.c.id, expired)
+        dialect_of(connection).delete(connection, tables.event.c.entry_id, expired)
+        dialect_of(connection).delete(connection, settlement.c.id, expired)
+        dialect_of(connection).delete(connection, entry.c.id, expired)
     return _batch(places, len(expired), scan)
 
 
@@ -102,7 +99,7 @@ def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Bat
     places = _next(connection, aged, now, scan)
     expired = _taken(connection, aged, now, [place.id for place in places], scan)
     if expired and not scan.dry:
-        _delete(connection, aged.id, expired)
+        dialect_of(connection).delete(connection, aged.id, expired)
     return _batch(places, len(expired), scan)
 
 
@@ -175,7 +172,7 @@ def _taken(
     """Lock the rows that are free; returns their ids. A dry run returns all ids. Their age is checked again, because another
     maintenance run may have replaced the row that was checked by a new one.
     """
-    query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
+    query = select(aged.id).where(dialect_of(connection).among(aged.id, ids), *_old_enough(aged, before), *conditions)
     if not scan.dry:
         query = query.with_for_update(of=aged.id.table, skip_locked=True)
     return list(connection.execute(query).scalars())
@@ -203,10 +200,14 @@ def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: 
     """The settled entries that must be kept, because they have a record or block their group."""
     entry, blocked, record = tables.entry, tables.blocked_group, tables.record
     blocks = select(blocked.c.entry_id).where(blocked.c.ordering_key == entry.c.ordering_key).scalar_subquery()
-    asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, blocks).where(_among(connection, entry.c.id, ids))
+    asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, blocks).where(
+        dialect_of(connection).among(entry.c.id, ids)
+    )
     rows = [tuple(row) for row in connection.execute(asked)]
     keys = {id for _, *of_request, _ in rows for id in of_request if id is not None}
-    standing = set(connection.execute(select(record.c.id).where(_among(connection, record.c.id, keys))).scalars())
+    standing = set(
+        connection.execute(select(record.c.id).where(dialect_of(connection).among(record.c.id, keys))).scalars()
+    )
     if scan.dry:
         standing.difference_update(_that_may_go(connection, tables, standing, now, scan))
     return {id for id, parent_id, record_id, blocking in rows if blocking == id or {parent_id, record_id} & standing}
@@ -226,14 +227,16 @@ def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> 
         for column in (unsettled, last_settled_at)
     ]
     children: dict[UUID, Children] = {}
-    for id, *both in connection.execute(select(record.c.id, *counts).where(_among(connection, record.c.id, ids))):
+    for id, *both in connection.execute(
+        select(record.c.id, *counts).where(dialect_of(connection).among(record.c.id, ids))
+    ):
         children[id] = Children(*both[:2]) + Children(*both[2:])
     return children
 
 
 def _abandoned(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, datetime]:
     record = tables.record
-    leased = select(record.c.id, record.c.lease_until).where(_among(connection, record.c.id, ids))
+    leased = select(record.c.id, record.c.lease_until).where(dialect_of(connection).among(record.c.id, ids))
     return {row.id: row.lease_until for row in connection.execute(leased.where(record.c.lease_until.is_not(None)))}
 
 
@@ -251,20 +254,8 @@ def _write_tombstones(
     if not forget_at:
         return
     kept = [record.c[column.name] for column in tombstone.c if column.name in record.c]
-    rows = connection.execute(select(*kept).where(_among(connection, record.c.id, forget_at))).mappings().all()
-    _delete(connection, tombstone.c.id, forget_at)
+    rows = (
+        connection.execute(select(*kept).where(dialect_of(connection).among(record.c.id, forget_at))).mappings().all()
+    )
+    dialect_of(connection).delete(connection, tombstone.c.id, forget_at)
     connection.execute(insert(tombstone), [{**row, "forget_at": forget_at[row["id"]]} for row in rows])
-
-
-def _delete(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> None:
-    if connection.dialect.name == "mariadb":
-        connection.execute(deleting_by_index(connection.dialect, column), {"ids": list(ids)})
-    else:
-        connection.execute(delete(column.table).where(_among(connection, column, ids)))
-
-
-def _among(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> ColumnElement[bool]:
-    """The condition that the column is one of `ids`. PostgreSQL gets an array: 500 parameters doubled the CPU time of a batch."""
-    if connection.dialect.name == "postgresql":
-        return column == any_(literal(list(ids), ARRAY(column.type)))
-    return column.in_(ids)

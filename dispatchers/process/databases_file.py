@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from outbox.errors import ConfigurationError
+from outbox.sql.dialect import dialect_of_url
 from outbox.sql.engines import url_of
 
 PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket", "options")
@@ -68,4 +69,4 @@ def add_database(databases: dict[str, URL], name: str, given: str | URL) -> None
 
 
 def _place(url: URL) -> object:
-    return url.get_backend_name(), url.host, url.port, url.database, *(url.query.get(name) for name in PLACES)
+    return dialect_of_url(url).name, url.host, url.port, url.database, *(url.query.get(name) for name in PLACES)

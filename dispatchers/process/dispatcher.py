@@ -258,9 +258,9 @@ class Dispatcher:
 
     async def report_server(self) -> None:
         """Log the settings of the server that `outbox doctor` finds. PostgreSQL and SQLite have none, and are not asked."""
-        if (names := OF_SERVER.get(self.store.dialect)) is not None:
+        if self.store.has_server_checks:
             context = Context(tables=self.store.tables, prefix=self._outbox.configuration.prefix)
-            for finding in (await diagnose(self.store.run, context, names)).findings:
+            for finding in (await diagnose(self.store.run, context, OF_SERVER)).findings:
                 log.warning("database server: %s: %s; %s", finding.text, finding.meaning, finding.remedy)
 
     def _require_async_for(self, callback: str | None) -> None:

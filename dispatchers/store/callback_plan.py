@@ -27,7 +27,7 @@ from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete
 from outbox.sessions.session import flush_all, hint_after_commit
-from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.dialect import dialect_of
 
 
 class Call(NamedTuple):
@@ -118,16 +118,7 @@ def is_of_the_database(connection: Connection, error: Exception) -> bool:
     """Whether the callback may succeed later without a change: the database closed the connection, is full, or had a conflict."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, ConnectionError) and connection.invalidated
-    if connection.dialect.name == "sqlite":
-        return (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_PASSING
-    code = sqlstate(error.orig)
-    return connection.invalidated or (code is not None and code.startswith(_PASSING_IN_A_STATEMENT))
-
-
-# PostgreSQL, appendix A: victims of a conflict, resources, lock_timeout. Codes of lost connections are not in the list: the
-# callback may use a connection to another database, so only the state of our own connection counts.
-_PASSING_IN_A_STATEMENT = (*CONFLICTS, "53", LOCK_NOT_AVAILABLE)
-_SQLITE_PASSING = (5, 6, 10, 13)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL
+    return connection.invalidated or dialect_of(connection).is_passing_in_statement(error.orig)
 
 
 def _is_being_cancelled() -> bool:

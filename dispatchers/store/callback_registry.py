@@ -15,9 +15,10 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from dispatchers.names import prefixes
 from outbox.sql.clock import clock
+from outbox.sql.dialect import dialect_of
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
-from outbox.sql.statements import read_by_index, upsert
+from outbox.sql.statements import read_by_index
 
 MAX_TAKE_OVER = 1000  # in one transaction
 
@@ -27,7 +28,9 @@ def register(connection: Connection, tables: Tables, names: Collection[str]) -> 
     callback = tables.callback
     now = clock()
     for name in sorted(names):  # in one order, so that two dispatchers that start together do not deadlock
-        upsert(connection, callback, [{"name": name, "recorded_at": now, "started_at": now}], kept=["recorded_at"])
+        dialect_of(connection).upsert(
+            connection, callback, [{"name": name, "recorded_at": now, "started_at": now}], kept=["recorded_at"]
+        )
     _release_unserved_callbacks(connection, tables)
     return read(connection, tables)
 

@@ -27,7 +27,8 @@ from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sessions.session import flush_all, hint_after_commit
 from outbox.sql.connections import write_iso_dates
-from outbox.sql.transactions import leave_autocommit, require_transaction
+from outbox.sql.dialect import dialect_of
+from outbox.sql.transactions import require_transaction
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -213,7 +214,7 @@ class CallbackTransactions:
     @contextlib.contextmanager
     def _on_own_engine(self) -> Iterator[tuple[Connection, Session]]:
         with self._engine.connect() as connection:
-            leave_autocommit(connection)
+            dialect_of(connection).leave_autocommit(connection)
             try:
                 with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
                     yield connection, session
@@ -240,7 +241,7 @@ class CallbackTransactions:
 
     async def _run_async(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         async with self._async_engine.connect() as connection:
-            await connection.run_sync(leave_autocommit)
+            await connection.run_sync(lambda sync: dialect_of(sync).leave_autocommit(sync))
             try:
                 async with connection.begin():
                     return await self._call_async(run, connection, begin)
@@ -271,7 +272,7 @@ class CallbackTransactions:
     def _prepare(self, connection: Connection) -> Backend | None:
         """Set the server's limits: they end the transaction if this process cannot do it any more."""
         require_transaction(connection, self._schema)
-        if connection.dialect.name != "postgresql":
+        if not dialect_of(connection).has_limits:
             return None
         write_iso_dates(connection)
         return Backend._make(connection.execute(self._begin).one()[:2])

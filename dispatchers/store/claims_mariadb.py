@@ -18,9 +18,9 @@ from sqlalchemy import Connection, Dialect, Table
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
-from dispatchers.store.database_identity import MARIADB_TIMELINE
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
+from outbox.sql.mariadb.statistics import TIMELINE
 from outbox.sql.mariadb_entry import run_compound
 from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.sql.statements import DELETE_BY_INDEX
@@ -198,7 +198,7 @@ class _Names:
         quote = dialect.identifier_preparer.quote
         self._indexes = {name: quote(f"{tables.queue.name}_{name}") for name in ("due", "fair", "known")}
         self.suspended = (
-            f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL OR timeline <> {MARIADB_TIMELINE}"
+            f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL OR timeline <> {TIMELINE}"
         )
         self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
         self.throttled = (

@@ -39,9 +39,11 @@ from dispatchers.store.transactions import CONFLICTED
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.clock import clock, database_now
+from outbox.sql.column_types import Instant
+from outbox.sql.dialect import Writes, dialect_of
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.sql.statements import change_in_order
-from outbox.times import NEVER, Instant
+from outbox.times import NEVER
 
 CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
 
@@ -78,7 +80,9 @@ def _allowed(
     connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor
 ) -> tuple[datetime, Sequence[Quota]]:
     """The clock, and the quotas for which entries may be claimed."""
-    if connection.dialect.name == "mariadb":  # each statement that claims reads the clock itself, and checks this
+    if (
+        dialect_of(connection).writes is Writes.COMPOUND
+    ):  # each statement that claims reads the clock itself, and checks this
         is_fair = any(quota.destination in rounds for quota in request.quotas)
         return database_now(connection) if is_fair else NEVER, request.quotas
     stored = select(tables.meta.c.number).scalar_subquery()
@@ -104,7 +108,7 @@ def _share_out(
 def _take(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
 ) -> list[ClaimedEntry]:
-    if connection.dialect.name == "mariadb":
+    if dialect_of(connection).writes is Writes.COMPOUND:
         rows, now = claims_mariadb.lock_due(connection, tables, quota, request, scope)
     else:
         rows = _lock_due(connection, tables, quota, request, now, scope)
@@ -179,7 +183,7 @@ def _lease(
     for row, lease in zip(rows, leases, strict=True):
         alike.setdefault(lease, []).append(row.id)
     for lease, ids in alike.items():
-        if connection.dialect.name == "mariadb":
+        if dialect_of(connection).writes is Writes.COMPOUND:
             claims_mariadb.lease(connection, tables, ids, lease, request, now)
         else:
             connection.execute(_leasing(tables.queue, ids, lease, request, now))
@@ -224,7 +228,7 @@ def settle(
     """See `claims_postgresql.settle`. It needs no guards here."""
     ended = [(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moves = [(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
-    if connection.dialect.name != "mariadb" or moves or any(change.note for _, change in ended):
+    if dialect_of(connection).writes is not Writes.COMPOUND or moves or any(change.note for _, change in ended):
         now, on_record = database_now(connection), callback_registry.read(connection, tables)
         if callbacks is not None and callbacks != callback_registry.summary(on_record):
             return set()
@@ -266,7 +270,7 @@ def _end(
         alike.setdefault((entry.lease_token, entry.key_epoch, change.state), []).append((entry, change))
     settled: set[UUID] = set()
     for group in alike.values():
-        if connection.dialect.name == "mariadb":
+        if dialect_of(connection).writes is Writes.COMPOUND:
             settled |= claims_mariadb.end(connection, tables, group, callbacks)
         else:
             settled |= _end_alike(connection, tables, group, now)

@@ -48,11 +48,11 @@ from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
 from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
-from outbox.sql.engines import engine_of, require_supported, url_of
+from outbox.sql.dialect import Writes, dialect_of, dialect_of_url
+from outbox.sql.engines import engine_of, url_of
 from outbox.sql.forks import watch
 from outbox.sql.mariadb_settings import Unseen, apply_all
 from outbox.sql.schema import Tables
-from outbox.sql.sqlite import prepare_sqlite
 
 Result = TypeVar("Result")
 
@@ -84,17 +84,16 @@ class DatabaseStore:
         self._async_engine = target if hasattr(target, "sync_engine") else None
         self._engine: Engine = getattr(target, "sync_engine", None) or _engine(target)
         self._is_ours = isinstance(target, str | URL)  # the app disposes of an engine that it passed in
-        require_supported(self._engine.dialect.name)
+        dialect = dialect_of(self._engine)
         watch(self._engine)
-        if self._engine.dialect.name == "sqlite":
-            prepare_sqlite(self._engine)
+        dialect.prepare(self._engine)
         self._configuration = configuration
         require_schema(self._engine.get_execution_options(), configuration.schema)
         self.tables: Tables = configuration.tables
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # `CallbackTransactions` sets the limits of that transaction
-        sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_plain
+        sql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_plain
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
@@ -147,8 +146,8 @@ class DatabaseStore:
         return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
     @property
-    def dialect(self) -> str:
-        return self._engine.dialect.name
+    def has_server_checks(self) -> bool:
+        return dialect_of(self._engine).has_server_checks
 
     @property
     def place(self) -> str:
@@ -283,11 +282,9 @@ def _engine(target: Any) -> Engine:
 
 
 MAX_ANSWER_SECONDS = 30
-"""How long to wait for an answer of MariaDB, where nothing watches for a silent connection: `watchdog`. Longer than any statement
+"""How long to wait for an answer where nothing watches for a silent connection: `watchdog`. Longer than any statement
 of a dispatcher takes, and half the default lease. A URL may have another `read_timeout` or `write_timeout`."""
 
 
 def _waits(url: URL) -> dict[str, int]:
-    if url.get_backend_name() != "mariadb":
-        return {}
-    return {name: MAX_ANSWER_SECONDS for name in ("read_timeout", "write_timeout") if name not in url.query}
+    return {name: MAX_ANSWER_SECONDS for name in dialect_of_url(url).answer_timeouts if name not in url.query}

@@ -1,6 +1,5 @@
 """The stored database identity: what the server reports, what is stored, and the suspension of sending."""
 
-import os
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -18,13 +17,10 @@ from dispatchers.database_identity import (
     suspicion,
 )
 from dispatchers.store.guards import guard
-from outbox.sql.clock import database_now
 from outbox.sql.deployment import refuse_other_environment, require_environment
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import sqlstate
-from outbox.sql.functions import suspended_sql
-from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
-from outbox.sql.statements import insert_unless_present
 from outbox.times import MICROSECOND
 
 REFUSALS = frozenset({"42501", "42883", "0A000"})
@@ -78,9 +74,9 @@ def _require_environment(
 
 def is_suspended(connection: Connection, tables: Tables) -> bool:
     """Whether the database may have forgotten commits, also if no dispatcher has noticed yet (on PostgreSQL)."""
-    if connection.dialect.name == "postgresql":
-        meta = quoted(tables.meta.name, tables.meta.schema)
-        return bool(connection.execute(text(f"SELECT {suspended_sql(meta)}")).scalar_one())
+    condition = dialect_of(connection).suspension(tables.meta)
+    if condition is not None:
+        return bool(connection.execute(text(f"SELECT {condition}")).scalar_one())
     return read_identity(connection, tables)[1] is not None
 
 
@@ -103,40 +99,8 @@ def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
 
 def read_server(connection: Connection, tables: Tables, env: str, *, reads_server: bool) -> DatabaseIdentity:
     """The server's present identity. Raises DBAPIError if this user may not read it: see `refuses`."""
-    if connection.dialect.name == "mariadb":
-        return _read_mariadb(connection, tables, env)
-    if connection.dialect.name != "postgresql":
-        place = _file_of(connection) if connection.dialect.name == "sqlite" else None
-        at = database_now(connection)
-        return DatabaseIdentity(
-            environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at
-        )
-    row = connection.execute(
-        _SERVER if reads_server else _NO_SERVER, {"meta": quoted(tables.meta.name, tables.meta.schema)}
-    ).one()
-    return DatabaseIdentity(environment=env, **row._mapping)
-
-
-def _read_mariadb(connection: Connection, tables: Tables, env: str) -> DatabaseIdentity:
-    """Any user may read this. `@@server_uid` and `@@server_id` are not in it: a container that starts again may have others."""
-    at = database_now(connection)
-    timeline, database = connection.execute(_MARIADB).one()
-    status = {name.upper(): value for name, value in connection.execute(_MARIADB_STATUS)}
-    cluster = status.get("WSREP_CLUSTER_STATE_UUID", "").replace("-", "")
-    replicates = status["SLAVES_RUNNING"] != "0"  # the position moves
-    return DatabaseIdentity(
-        environment=env,
-        system_identifier=cluster or None,
-        timeline=None if cluster or replicates else timeline,
-        place=tables.meta.schema or database,
-        lsn=None,
-        checked_at=at,
-    )
-
-
-def _file_of(connection: Connection) -> str | None:
-    (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
-    return f"file {os.stat(path).st_ino}" if path else None
+    found = dialect_of(connection).server_identity(connection, tables.meta, reads_server=reads_server)
+    return DatabaseIdentity(environment=env, **found._asdict())
 
 
 def can_read_server(connection: Connection, tables: Tables) -> bool:
@@ -156,26 +120,6 @@ def refuses(error: DBAPIError) -> bool:
     return sqlstate(error.orig) in REFUSALS
 
 
-MARIADB_TIMELINE = "LPAD(HEX(CRC32(@@GLOBAL.gtid_slave_pos)), 8, '0')"
-"""A server's position in replication changes only while it follows another one: this shows that a replica was promoted."""
-
-_MARIADB = text(f"SELECT {MARIADB_TIMELINE}, DATABASE()")
-_MARIADB_STATUS = text(
-    "SELECT variable_name, variable_value FROM information_schema.global_status"
-    " WHERE variable_name IN ('SLAVES_RUNNING', 'WSREP_CLUSTER_STATE_UUID')"
-)
-
-_PLACE = """clock_timestamp() AS checked_at,
-    (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-        || '/' || CAST(CAST(CAST(:meta AS text) AS regclass) AS oid) AS place"""
-_NO_SERVER = text(f"SELECT NULL AS system_identifier, NULL AS timeline, NULL AS lsn, {_PLACE}")
-_SERVER = text(
-    "SELECT CAST(c.system_identifier AS text) AS system_identifier,"
-    " substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) AS timeline, CAST(pg_current_wal_lsn() AS text) AS lsn,"
-    f" {_PLACE} FROM pg_control_system() AS c"
-)
-
-
 # --- what is stored
 
 
@@ -185,7 +129,7 @@ def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | N
     meta = tables.meta
     if identity is None:
         connection.execute(
-            insert_unless_present(connection.dialect.name, meta).values(id=1, **values_of(replace(now, number=1)))
+            dialect_of(connection).insert_unless_present(meta).values(id=1, **values_of(replace(now, number=1)))
         )
     else:
         unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == identity.number)
@@ -203,7 +147,7 @@ def suspend(
     guard(connection)
     meta = tables.meta
     if identity is None:
-        connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, suspended_reason=reason))
+        connection.execute(dialect_of(connection).insert_unless_present(meta).values(id=1, suspended_reason=reason))
     else:
         unresumed = meta.c.suspended_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(identity.resumed_at)
         values = {"suspended_reason": reason} | ({} if bounded else {"checked_at": None})

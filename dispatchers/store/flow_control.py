@@ -28,8 +28,8 @@ from dispatchers.flow_control.state import (
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock, database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
-from outbox.sql.statements import insert_unless_present
 
 SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
@@ -59,7 +59,7 @@ def make_rows(connection: Connection, tables: Tables, names: Iterable[str]) -> N
     """Insert the missing rows of these destinations."""
     new = {"paused": False, "breaker": "closed", "breaker_failures": 0, "changed_at": clock()}
     for name in sorted(names):
-        connection.execute(insert_unless_present(connection.dialect.name, tables.destination).values(name=name, **new))
+        connection.execute(dialect_of(connection).insert_unless_present(tables.destination).values(name=name, **new))
 
 
 def claim_throttled(

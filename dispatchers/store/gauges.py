@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Select, func, select, true
 
 from dispatchers.store.queries import destination_names
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
 from outbox.sql.statements import read_by_index
 
@@ -51,7 +52,7 @@ def _counted(connection: Connection, tables: Tables, found: Sequence[str], most:
     def last_of(name: object) -> Select[str]:
         return select(queue.c.state).where(queue.c.destination == name).order_by(queue.c.due_at.desc()).limit(most)
 
-    if connection.dialect.name != "postgresql":  # it has no LATERAL
+    if not dialect_of(connection).has_lateral:
         counted: list[tuple[str, str, int]] = []
         for name in found:
             last = last_of(name).subquery()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import MAX_STATEMENTS
 
 DURABLE = "set_config('synchronous_commit', 'on', true)"
@@ -75,7 +76,7 @@ GUARDS = guards_for(timedelta(seconds=60))
 
 def guard(connection: Connection, guards: Guards = GUARDS) -> None:
     """Set the limits of this transaction, and make its commit durable."""
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).has_limits:
         connection.execute(guarding(guards))
 
 

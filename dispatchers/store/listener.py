@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from dispatchers.threads import on_own_thread
 from outbox.configuration import Configuration
 from outbox.sessions.hints import hearing
+from outbox.sql.dialect import dialect_of
 from outbox.sql.hint_messages import NOTIFY, Due, Hint, decode, encode
 from outbox.sql.separate_connections import backend_pid, break_off, separate_async_engine, separate_engine
 
@@ -44,7 +45,7 @@ class Listener:
 
     @property
     def can_listen(self) -> bool:
-        return self._engine.dialect.name == "postgresql"
+        return dialect_of(self._engine).has_notify
 
     def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[str]:
         """During the block, commits of this process call `hear`, on any thread. Their hints carry the token that it gives."""

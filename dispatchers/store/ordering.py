@@ -25,11 +25,10 @@ from dispatchers.transitions import (
     Transition,
 )
 from outbox.sql.clock import clock, later
+from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
-from outbox.sql.mariadb_settings import is_galera
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
-from outbox.sql.statements import upsert
 from outbox.times import MICROSECOND, NEVER
 
 log = logging.getLogger("outbox.dispatcher")
@@ -183,7 +182,7 @@ def _pass_later_ones(connection: Connection, tables: Tables, entry: ClaimedEntry
     The entry is sent again when all leases have ended that are given before this transaction. A node that lags may give one
     later, without seeing the entry: then the commit of that claim is refused, because the row that it leases has changed.
     """
-    if not is_galera(connection):
+    if not dialect_of(connection).is_galera(connection):
         return
     queue = tables.queue
     in_group = (queue.c.ordering_key == entry.ordering_key, queue.c.position > entry.position)
@@ -203,7 +202,7 @@ def _blocks(change: Transition) -> bool:
 def _block(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:
     reason = change.reason or "it failed"
     row = {"ordering_key": entry.ordering_key, "entry_id": entry.id, "reason": reason, "since": clock()}
-    upsert(connection, tables.blocked_group, [row])
+    dialect_of(connection).upsert(connection, tables.blocked_group, [row])
     log.warning("ordering group %r blocked by entry %s: %s", entry.ordering_key, entry.id, reason)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.errors import CallbackError
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import ABORTED, CONFLICTS, lost_savepoint, sqlstate
 from outbox.sql.mariadb_settings import was_undone
 from outbox.sql.transactions import is_in_autocommit
@@ -74,7 +75,7 @@ def _commits_each_statement(connection: Connection) -> bool:
     if is_in_autocommit(connection):
         return True
     driver: Any = connection.connection.driver_connection
-    if connection.dialect.name == "sqlite":
+    if dialect_of(connection).is_file:
         return not driver.in_transaction
     is_in_transaction = getattr(driver, "is_in_transaction", None)  # of asyncpg
     return is_in_transaction is not None and not is_in_transaction()

@@ -160,8 +160,8 @@ class Store(Protocol):
         ...
 
     @property
-    def dialect(self) -> str:
-        """The name of the database's dialect, such as "mariadb"."""
+    def has_server_checks(self) -> bool:
+        """Whether `outbox doctor` compares settings of the server."""
         ...
 
     @property

@@ -11,63 +11,26 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     ScalarSelect,
-    Table,
     func,
     literal,
     or_,
     select,
-    text,
     tuple_,
     update,
 )
-from sqlalchemy.exc import DBAPIError
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
 from outbox.sql.clock import clock, database_now
-from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
-from outbox.sql.identifiers import quoted_table
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables, is_open
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
-# --- what this role may read
-
 
 def unreadable(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
     """The columns that this role may not read. The dashboard's role may not read services' answers, for example."""
-    if connection.dialect.name == "mariadb":
-        return _unreadable_on_mariadb(connection, columns)
-    if connection.dialect.name != "postgresql":
-        return frozenset()
-    may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
-    readable = connection.execute(select(*may_read)).one()
-    return frozenset(column for column, may in zip(columns, readable, strict=True) if not may)
-
-
-def _unreadable_on_mariadb(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
-    may_read = text(
-        "SELECT column_name FROM information_schema.columns"
-        " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND FIND_IN_SET('select', privileges)"
-    )
-    tables = {column.table for column in columns if isinstance(column.table, Table)}
-    readable = {
-        (table, row.column_name)
-        for table in tables
-        for row in connection.execute(may_read, {"schema": table.schema, "name": table.name})
-    }
-    for table in tables - {table for table, _ in readable}:
-        _require_table(connection, table)
-    return frozenset(column for column in columns if (column.table, column.name) not in readable)
-
-
-def _require_table(connection: Connection, table: Table) -> None:
-    """Raise `SchemaError` if the table does not exist, unless this role has no right by which to know."""
-    try:
-        connection.execute(select(literal(1)).select_from(table).limit(0))
-    except DBAPIError as error:
-        if sqlstate(error.orig) != INSUFFICIENT_PRIVILEGE:
-            raise
+    return dialect_of(connection).unreadable(connection, columns)
 
 
 # --- destinations
@@ -110,7 +73,7 @@ def of_each(connection: Connection, name: ColumnElement[Any], names: CTE, *value
 
     One statement, but on MariaDB one for each name: there a subquery in FROM cannot refer to a row outside of it.
     """
-    if connection.dialect.name != "mariadb":
+    if dialect_of(connection).correlates_ctes:
         asked = select(name, *(value(name, names) for value in values)).where(name.is_not(None))
         return list(connection.execute(asked))
     found = connection.execute(select(name).where(name.is_not(None))).scalars().all()

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, delete, func, select
 
 from dispatchers.telemetry.tally import Tallied
 from outbox.sql.clock import database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
-from outbox.sql.statements import upsert
 
 KEPT_FOR = timedelta(hours=2)  # what is shown, and as much again for a clock that was set
 
@@ -21,7 +21,7 @@ def add_counts(connection: Connection, tables: Tables, counts: Mapping[Tallied, 
     table = tables.send_count
     minute = database_now(connection).replace(second=0, microsecond=0)
     rows = [{**key._asdict(), "minute": minute, "sends": sends} for key, sends in sorted(counts.items())]
-    upsert(connection, table, rows, added=["sends"])
+    dialect_of(connection).upsert(connection, table, rows, added=["sends"])
 
 
 def forget_old(connection: Connection, tables: Tables) -> int:

@@ -17,8 +17,9 @@ from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import require_utf8, write_iso_dates
+from outbox.sql.dialect import dialect_of
 from outbox.sql.separate_connections import separate_async_engine
-from outbox.sql.transactions import is_in_autocommit, isolation_level
+from outbox.sql.transactions import is_in_autocommit
 
 Result = TypeVar("Result")
 
@@ -45,16 +46,16 @@ class Transactions:
         self._async_engine = async_engine
         self._threads = Threads(STORE_THREADS, "outbox-store")
         self._maintenance_thread = Threads(1, "outbox-maintenance")
-        is_portable = engine.dialect.name == "portable"
-        self._transact = self._in_portable_transactions if is_portable else self._at_read_committed
+        self._dialect = dialect_of(engine)
+        self._transact = self._in_portable_transactions if self._dialect.repeats_conflicts else self._at_read_committed
         # SQLite always answers: a locked file is an error.
-        self._is_watched = is_portable or engine.dialect.name == "postgresql"
+        self._is_watched = self._dialect.is_watched
         self._timeouts = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
         # None: not read yet. It is read once, because setting the level for each transaction would fail if an event listener of
         # the app has left a transaction open.
-        self._is_at_read_committed = True if engine.dialect.name == "sqlite" else None
+        self._is_at_read_committed = True if self._dialect.isolation is None else None
         self._process: int | None = None
 
     async def run(self, work: Callable[[Connection], Result], what: str = "") -> Result:
@@ -140,7 +141,7 @@ class Transactions:
         if silence is not None:
             silence.begin(connection.connection.driver_connection)
         if self._is_at_read_committed is None:
-            level = isolation_level(connection)
+            level = self._dialect.isolation_level(connection)
             connection.commit()  # after a rollback psycopg would prepare all statements again
             self._is_at_read_committed = level == "READ COMMITTED" and not is_in_autocommit(connection)
         if not self._is_at_read_committed:

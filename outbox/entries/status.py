@@ -14,6 +14,7 @@ from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, 
 from outbox.sessions.session import flush_all
 from outbox.sql.clock import clock
 from outbox.sql.connections import require_connection
+from outbox.sql.dialect import dialect_of
 from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.parent_index import is_under
@@ -130,7 +131,7 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
     flush_all(session)
     connection = session.connection()
     require_transaction(connection, configuration.schema)
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).has_functions:
         function = function_name("cancel", configuration.schema, configuration.prefix)
         return bool(connection.execute(text(f"SELECT {function}(:id)"), {"id": entry_id}).scalar_one())
     return _cancel_by_hand(connection, configuration.tables, entry_id)

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, sele
 from outbox.errors import ConfigurationError
 from outbox.sql.body_partitions import body_table, read_layout
 from outbox.sql.clock import clock
+from outbox.sql.dialect import dialect_of
 from outbox.sql.forks import watch
-from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables, is_open
 
 Result = TypeVar("Result")
@@ -116,10 +116,8 @@ def _number_at(percent: int, among: ColumnElement[int]) -> ColumnElement[int]:
 
 def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
     """The size of every table of the outbox. PostgreSQL and MariaDB look them up; SQLite and the portable mode count."""
-    if connection.dialect.name in ("sqlite", "portable"):
-        return [_counted(connection, name, table) for name, table in _by_name(tables)]
-    sizes = [_found(connection, name, table) for name, table in _by_name(tables)]
-    return sizes if connection.dialect.name == "mariadb" else [*sizes, *_of_bodies(connection, tables)]
+    sizes = [_size(connection, name, table) for name, table in _by_name(tables)]
+    return [*sizes, *_of_bodies(connection, tables)] if dialect_of(connection).has_catalog else sizes
 
 
 def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
@@ -128,18 +126,11 @@ def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
     return layout.ahead if layout is not None and layout.is_on else None
 
 
-def _counted(connection: Connection, name: str, table: Table) -> TableSize:
-    rows = connection.execute(select(func.count()).select_from(table)).scalar_one()
-    return TableSize(table=name, rows=rows, size_bytes=None)
-
-
-def _found(connection: Connection, name: str, table: Table) -> TableSize:
-    if connection.dialect.name == "mariadb":
-        asked = {"schema": table.schema, "table": table.name}
-        rows, size_bytes = connection.execute(_SIZE_ON_MARIADB, asked).one()
-    else:
-        rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
-    return TableSize(table=name, rows=rows, size_bytes=size_bytes)
+def _size(connection: Connection, name: str, table: Table) -> TableSize:
+    found = dialect_of(connection).read_size(connection, table)
+    if found is None:
+        found = connection.execute(select(func.count()).select_from(table)).scalar_one(), None
+    return TableSize(table=name, rows=found[0], size_bytes=found[1])
 
 
 def _of_bodies(connection: Connection, tables: Tables) -> list[TableSize]:
@@ -150,17 +141,6 @@ def _of_bodies(connection: Connection, tables: Tables) -> list[TableSize]:
 _SIZE_OF_PARTITIONS = text(
     "SELECT CAST(sum(NULLIF(reltuples, -1)) AS bigint), CAST(sum(pg_total_relation_size(relid)) AS bigint)"
     " FROM pg_partition_tree(to_regclass(:table)) JOIN pg_class ON pg_class.oid = relid WHERE isleaf"
-)
-
-# reltuples is -1 while it is unknown: PostgreSQL, "pg_class"
-_SIZE = text(
-    "SELECT NULLIF(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class"
-    " WHERE oid = CAST(CAST(:table AS text) AS regclass)"
-)
-
-_SIZE_ON_MARIADB = text(
-    "SELECT table_rows, data_length + index_length FROM information_schema.tables"
-    " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
 )
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, MetaData, Sequence, func, inspect, select, te
 from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequence, ExecutableDDLElement
 
 from outbox.sql.body_partitions import body_tables
+from outbox.sql.dialect import dialect_of
 from outbox.sql.functions import closing, database_functions
 from outbox.sql.identifiers import POSTGRESQL, quoted
 from outbox.sql.schema import storage_parameters, tables_of
@@ -44,7 +45,7 @@ class ReversibleSQL(ExecuteSQLOp):
 def compare(context: AutogenContext, upgrade: UpgradeOps, schemas: Collection[str | None]) -> None:
     """Add to `upgrade` what the database lacks of the outboxes among the target metadata."""
     connection, target = context.connection, context.metadata
-    if connection is None or target is None or connection.dialect.name != "postgresql":
+    if connection is None or target is None or not dialect_of(connection).has_catalog:
         return
     for metadata in [target] if isinstance(target, MetaData) else target:
         if NAMES in metadata.info:

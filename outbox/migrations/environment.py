@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from sqlalchemy import BINARY, BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
+from sqlalchemy import BigInteger, DateTime, LargeBinary, MetaData, Text, Uuid
 from sqlalchemy.types import TypeEngine
 
 from outbox.migrations.scripts import without_alembic
-from outbox.migrations.targets import refuse_unknown_dialect
+from outbox.migrations.targets import dialect_to_migrate
 from outbox.sql.body_partitions import body_tables
-from outbox.sql.schema import MARIADB_TABLES, define_tables, key_lock, tables_of
-from outbox.times import Instant
+from outbox.sql.column_types import Instant
+from outbox.sql.schema import define_tables, key_lock, tables_of
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
 
@@ -35,18 +35,16 @@ def metadata(dialect: str | None = None, *, schema: str | None = None, prefix: s
         from outbox.migrations.comparison import NAMES
     except ModuleNotFoundError as error:
         raise without_alembic() from error
-    if dialect is not None:
-        refuse_unknown_dialect(dialect)
+    of = dialect_to_migrate(dialect or "postgresql")
     made = MetaData(info={NAMES: (schema, prefix)})
     tables = define_tables(made, schema=schema, prefix=prefix)
-    if dialect in ("mariadb", "portable"):
+    if of.has_key_locks:
         key_lock(tables).to_metadata(made)
     for table in made.tables.values():
         for column in table.columns:
             # what a script can name without importing us
-            column.type = _type_on_mariadb(column.type) if dialect == "mariadb" else _plain_type(column.type)
-        if dialect == "mariadb":
-            table.kwargs.update(MARIADB_TABLES)
+            column.type = of.scripted_type(column.type) or _plain_type(column.type)
+        table.kwargs.update(of.table_options)
     return made
 
 
@@ -58,19 +56,6 @@ def _plain_type(type: TypeEngine[Any]) -> TypeEngine[Any]:
     if isinstance(type, LargeBinary):
         return LargeBinary(type.length)
     return Text() if isinstance(type, Text) else type
-
-
-def _type_on_mariadb(type: TypeEngine[Any]) -> TypeEngine[Any]:
-    """As the server names it after our migrations, because Alembic compares these names."""
-    from sqlalchemy.dialects import mysql  # a process on another database does without
-
-    if isinstance(type, Instant):
-        return mysql.DATETIME(fsp=6)
-    if isinstance(type, Uuid):
-        return BINARY(16)
-    if isinstance(type, LargeBinary):
-        return mysql.TINYBLOB() if type.length else mysql.LONGBLOB()
-    return mysql.LONGTEXT() if isinstance(type, Text) else type
 
 
 def include_name(also: NameFilter | None = None, *, schema: str | None = None, prefix: str = "outbox_") -> NameFilter:

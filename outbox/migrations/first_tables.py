@@ -4,7 +4,8 @@ From the first release on this file is frozen, as the revision is: it holds what
 `outbox/sql/schema.py` holds later. `outbox/sql/schema.py` says what each of them is for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,18 +13,48 @@ from alembic.operations import Operations
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.schema import SchemaItem
 
-MARIADB: dict[str, Any] = {
-    "mariadb_engine": "InnoDB",
-    "mariadb_charset": "utf8mb4",
-    "mariadb_collate": "utf8mb4_nopad_bin",
-}
 LONG = 2**32 - 1
-STEPWISE = ("mariadb", "portable")
-"""Where each statement may commit by itself, as on MariaDB and CockroachDB: a run may find what one before it has made."""
-
 ID = sa.Uuid().with_variant(sa.BINARY(16), "mariadb")
 TEXT = sa.Text().with_variant(sa.Text(LONG), "mariadb")
 BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the revision makes in another way on another database.
+
+    at: a point in time to the microsecond. zone: of an instant as text. is_stepwise: whether each statement may commit by
+    itself, as on MariaDB and CockroachDB: a run may find what one before it has made.
+    """
+
+    at: sa.types.TypeEngine[Any] = field(default_factory=partial(sa.DateTime, timezone=True))
+    zone: str = "+00:00"
+    is_true: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    is_stepwise: bool = False
+    has_functions: bool = False
+    stores_integers: bool = False
+
+
+KINDS = {
+    "postgresql": Kind(has_functions=True),
+    "portable": Kind(is_stepwise=True),
+    "mariadb": Kind(
+        at=DATETIME(fsp=6),
+        zone="",
+        options={
+            "mariadb_engine": "InnoDB",
+            "mariadb_charset": "utf8mb4",
+            "mariadb_collate": "utf8mb4_nopad_bin",
+        },
+        is_stepwise=True,
+    ),
+    "sqlite": Kind(at=sa.BigInteger(), is_true=" = 1", stores_integers=True),
+}
+
+
+def kind_of(op: Operations) -> Kind:
+    return KINDS[op.get_context().dialect.name]
 
 
 @dataclass(frozen=True)
@@ -35,22 +66,19 @@ class Maker:
     prefix: str
 
     @property
-    def dialect(self) -> str:
-        return self.op.get_context().dialect.name
+    def kind(self) -> Kind:
+        return kind_of(self.op)
 
     @property
     def at(self) -> sa.types.TypeEngine[Any]:
-        """A point in time to the microsecond; on MariaDB in UTC."""
-        if self.dialect == "mariadb":
-            return DATETIME(fsp=6)
-        return sa.BigInteger() if self.dialect == "sqlite" else sa.DateTime(timezone=True)
+        return self.kind.at
 
     @property
     def is_true(self) -> str:
-        return " = 1" if self.dialect == "sqlite" else ""
+        return self.kind.is_true
 
     def table(self, name: str, *items: SchemaItem) -> sa.Table:
-        options = self._again | (MARIADB if self.dialect == "mariadb" else {})
+        options = self._again | self.kind.options
         return self.op.create_table(self.prefix + name, *items, schema=self.schema, **options)
 
     def index(self, name: str, table: str, columns: list[str], where: str | None = None) -> None:
@@ -64,21 +92,21 @@ class Maker:
 
     def storable(self, name: str, *columns: str) -> sa.CheckConstraint:
         """That these columns are instants which every driver reads back in every time zone."""
-        if self.dialect == "sqlite":
+        if self.kind.stores_integers:
             low, high = "0", "253402214400000000"
         else:
-            zone = "" if self.dialect == "mariadb" else "+00:00"
+            zone = self.kind.zone
             low, high = f"'1970-01-01 00:00:00{zone}'", f"'9999-12-31 00:00:00{zone}'"
         return self.check(name, " AND ".join(f"{column} BETWEEN {low} AND {high}" for column in columns))
 
     def store_with(self, table: sa.Table, parameters: str) -> None:
-        if self.dialect == "postgresql":
+        if self.kind.has_functions:
             ddl = sa.DDL(f"ALTER TABLE %(fullname)s SET ({parameters})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
             self.op.execute(ddl.against(table))
 
     @property
     def _again(self) -> dict[str, Any]:
-        return {"if_not_exists": True} if self.dialect in STEPWISE else {}
+        return {"if_not_exists": True} if self.kind.is_stepwise else {}
 
 
 def create_tables(make: Maker) -> None:
@@ -89,7 +117,7 @@ def create_tables(make: Maker) -> None:
     _history(make)
     _identity(make)
     _requests(make)
-    if make.dialect in STEPWISE:
+    if make.kind.is_stepwise:
         make.table("key_lock", sa.Column("id", ID, primary_key=True))
 
 

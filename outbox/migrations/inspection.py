@@ -2,12 +2,13 @@
 
 from collections.abc import Collection
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, bindparam, func, inspect, select, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.errors import ConfigurationError, SchemaError
+from outbox.errors import SchemaError
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.functions import database_functions
 from outbox.sql.places import place_of
@@ -23,7 +24,7 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
     Raises: SchemaError, naming what is missing and what makes it: our migrations, or the app's own, if those made the tables.
     """
     with connected(target) as connection:
-        require_prefix(connection, prefix)
+        dialect_of(connection).require_prefix(connection, prefix)
         # the revision first: an upgrade that commits between the two must not confuse
         revision = revision_of(connection, schema, prefix)
         missing = _missing(connection, schema, prefix)
@@ -78,31 +79,14 @@ def current(target: Target, *, schema: str | None = None, prefix: str = "outbox_
 
 def revision_of(connection: Connection, schema: str | None, prefix: str) -> str | None:
     """The revision that is stored there; None without a version table."""
-    if not _has_table(connection, f"{prefix}version", schema):
+    if not dialect_of(connection).has_table(connection, f"{prefix}version", schema):
         return None
     return connection.scalar(select(version_table(schema, prefix).c.version_num))
-
-
-def _has_table(connection: Connection, name: str, schema: str | None) -> bool:
-    if connection.dialect.name == "mariadb":  # a role gets an error when it asks for a table that does not exist
-        return name in inspect(connection).get_table_names(schema=schema)
-    return inspect(connection).has_table(name, schema=schema)
 
 
 def version_table(schema: str | None, prefix: str) -> Table:
     """Alembic's own, under the outbox's name."""
     return Table(f"{prefix}version", MetaData(), Column("version_num", String), schema=schema)
-
-
-def require_prefix(connection: Connection, prefix: str) -> None:
-    """Raise ConfigurationError if the server would store the tables under other names, by which they would not be found."""
-    if connection.dialect.name != "mariadb" or prefix == prefix.lower():
-        return
-    if connection.scalar(text("SELECT @@lower_case_table_names")) == 1:
-        raise ConfigurationError(
-            f"the prefix {prefix!r} has capital letters, and this server stores the names of tables in lower case"
-            f" (lower_case_table_names is 1): use the prefix {prefix.lower()!r}"
-        )
 
 
 def _missing(connection: Connection, schema: str | None, prefix: str) -> list[str]:
@@ -111,9 +95,9 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
         return [f"schema {schema!r} itself"]
     defined = tables_of(schema, prefix)
     tables = [*defined.metadata.tables.values()]
-    if connection.dialect.name in ("mariadb", "portable"):
+    if dialect_of(connection).has_key_locks:
         tables.append(key_lock(defined))
-    existing = _columns_of(connection, schema, [table.name for table in tables])
+    existing = dialect_of(connection).columns_of(connection, schema, [table.name for table in tables])
     missing = []
     for table in tables:
         names = existing.get(table.name)
@@ -121,7 +105,7 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
             missing.append(f"table {table.name}")
         else:
             missing += [f"column {table.name}.{column.name}" for column in table.columns if column.name not in names]
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).has_functions:
         if not inspector.has_sequence(f"{prefix}position", schema=schema):
             missing.append(f"sequence {prefix}position")
         for name, function in database_functions(schema, prefix).items():
@@ -134,7 +118,7 @@ def _hidden(connection: Connection, schema: str | None, missing: Collection[str]
     """Which of the missing tables MariaDB may only hide: it gives a user without rights the same error for each name, unless the
     user has a right on the whole database.
     """
-    if connection.dialect.name != "mariadb":
+    if not dialect_of(connection).hides_tables:
         return []
     return [name for name in missing if name.startswith("table ") and _is_refused(connection, schema, name[6:])]
 
@@ -147,23 +131,6 @@ def _is_refused(connection: Connection, schema: str | None, name: str) -> bool:
     except SchemaError:
         pass  # it does not exist
     return False
-
-
-def _columns_of(connection: Connection, schema: str | None, names: Collection[str]) -> dict[str, set[str]]:
-    """The names of the columns of each of these tables that exists."""
-    if connection.dialect.name != "portable":
-        reflected = inspect(connection).get_multi_columns(schema=schema, filter_names=[*names])
-        return {name: {column["name"] for column in columns} for (_, name), columns in reflected.items()}
-    # SQLAlchemy also asks for types, defaults and sequences, in catalogs where CockroachDB differs.
-    schemas = "ANY (current_schemas(false))" if schema is None else ":schema"
-    asked = text(
-        "SELECT table_name, column_name FROM information_schema.columns"
-        f" WHERE table_schema = {schemas} AND table_name IN :names"
-    ).bindparams(bindparam("names", expanding=True))
-    found: dict[str, set[str]] = {}
-    for table_name, column_name in connection.execute(asked, {"schema": schema, "names": [*names]}):
-        found.setdefault(table_name, set()).add(column_name)
-    return found
 
 
 def refuse_tables_of_others(connection: Connection, schema: str | None, prefix: str) -> None:

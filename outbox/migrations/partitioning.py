@@ -7,9 +7,9 @@ from sqlalchemy import Connection, text
 
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import check
-from outbox.migrations.locks import exclusively
 from outbox.migrations.targets import Target, connected
 from outbox.sql.body_partitions import DAYS_AHEAD, prefix_of, read_layout
+from outbox.sql.dialect import dialect_of
 from outbox.sql.identifiers import literal, quoted
 from outbox.sql.schema import Tables, tables_of
 
@@ -57,12 +57,12 @@ def check_partitions(target: Target, *, schema: str | None = None, prefix: str =
 def _postgresql(target: Target, schema: str | None, prefix: str) -> Iterator[tuple[Connection, Tables]]:
     is_callers = isinstance(target, Connection)
     with connected(target) as connection:
-        if connection.dialect.name != "postgresql":
+        if not dialect_of(connection).has_catalog:
             raise SchemaError(
                 "bodies in a table partitioned by day need PostgreSQL, and not its portable mode: elsewhere they stay in the"
                 " records, which retention deletes row by row"
             )
-        with exclusively(connection, is_callers=is_callers):
+        with dialect_of(connection).migrating(connection, is_callers=is_callers):
             yield connection, tables_of(schema, prefix)
 
 

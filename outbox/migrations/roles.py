@@ -127,16 +127,20 @@ def roles(
     alone say what a role may do (docs/databases.md). `portable` is refused, with what to grant instead.
     """
     names = (app, dispatcher, maintenance, dashboard, operator)
-    if dialect == "postgresql":
-        return _on_postgresql(schema, prefix, *names)
-    if dialect == "portable":
-        raise InvalidValue("dialect", dialect, NOT_PORTABLE)
-    if dialect != "mariadb":
-        raise InvalidValue("dialect", dialect, "must be 'postgresql' or 'mariadb': no other database has these roles")
+    printers = {"postgresql": _on_postgresql, "mariadb": _on_mariadb}
+    if dialect not in printers:
+        other = "must be 'postgresql' or 'mariadb': no other database has these roles"
+        raise InvalidValue("dialect", dialect, {"portable": NOT_PORTABLE}.get(dialect, other))
+    return printers[dialect](schema, prefix, *names)
+
+
+def _on_mariadb(
+    schema: str | None, prefix: str, app: str, dispatcher: str, maintenance: str, dashboard: str, operator: str
+) -> str:
     defined = tables_of(None, prefix).metadata.tables.values()
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     rights = (APP | CANCELLING | LOCKING, DISPATCHER | LOCKING, MAINTENANCE, reading, OPERATOR | LOCKING)
-    of_roles = [*zip(names, rights, strict=True), (operator, CANCELLING)]
+    of_roles = [*zip((app, dispatcher, maintenance, dashboard, operator), rights, strict=True), (operator, CANCELLING)]
     return printed_on_mariadb(of_roles, schema, prefix)
 
 

@@ -6,23 +6,16 @@ import time
 from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from outbox.errors import SchemaError
-from outbox.migrations.inspection import refuse_tables_of_others, require_prefix, revision_of, version_table
-from outbox.migrations.locks import (
-    MARIADB_SESSION,
-    MIGRATION_LOCK,
-    MIGRATION_WAIT_SECONDS,
-    TABLE_LOCK_WAIT_SECONDS,
-    exclusively,
-    met_another_run,
-)
+from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
 from outbox.migrations.scripts import configured, downgrading, head, open_scripts, run, upgrading
-from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
+from outbox.migrations.targets import Target, connected, dialect_to_migrate
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import sqlstate
+from outbox.sql.migration_locks import met_another_run
 from outbox.sql.places import place_of
 
 PORTABLE_TRIES = 10
@@ -44,7 +37,7 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
     scripts = open_scripts()
 
     def work(connection: Connection) -> None:
-        require_prefix(connection, prefix)
+        dialect_of(connection).require_prefix(connection, prefix)
         _create_missing_schema(connection, schema)
         revision = revision_of(connection, schema, prefix)
         if revision is None and not _was_interrupted(connection, schema, prefix):
@@ -87,14 +80,14 @@ def _migrate(target: Target, work: Callable[[Connection], None]) -> None:
     """
     is_callers = isinstance(target, Connection)
     for attempt in range(PORTABLE_TRIES):
-        is_portable = False
+        is_repeated = False
         try:
-            with connected(target) as connection, exclusively(connection, is_callers=is_callers):
-                is_portable = connection.dialect.name == "portable"
+            with connected(target) as connection, dialect_of(connection).migrating(connection, is_callers=is_callers):
+                is_repeated = dialect_of(connection).repeats_migrations
                 work(connection)
             return
         except DBAPIError as error:
-            if not (is_portable and met_another_run(error)) or attempt == PORTABLE_TRIES - 1:
+            if not (is_repeated and met_another_run(error)) or attempt == PORTABLE_TRIES - 1:
                 raise
             if is_callers:
                 raise SchemaError(
@@ -113,7 +106,7 @@ def sql(
         nothing to run, and the SQL is a comment.
     Raises: SchemaError for a revision that this release does not know.
     """
-    refuse_unknown_dialect(dialect)
+    of = dialect_to_migrate(dialect)
     scripts = open_scripts()
     known = sorted(script.revision for script in scripts.walk_revisions())
     if since is not None and since not in known:
@@ -134,49 +127,28 @@ def sql(
     if since == head():
         return f"-- nothing to do: {since} is the newest revision that this release knows\n"
     run(context, schema, prefix)
-    if dialect == "mariadb":  # each statement commits by itself
-        return f"{MARIADB_SESSION};\n\n" + printed.getvalue()
-    opening = {
-        "postgresql": _opening_on_postgresql(context.dialect, schema),
-        "sqlite": ["BEGIN IMMEDIATE"],
-        "portable": ["BEGIN"],
-    }[dialect]
-    return "".join(f"{line};\n\n" for line in opening) + printed.getvalue() + "COMMIT;\n"
-
-
-def _opening_on_postgresql(dialect: Dialect, schema: str | None) -> list[str]:
-    lines = [
-        "BEGIN",
-        f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_SECONDS}s'",
-        f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})",
-        f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT_SECONDS}s'",
-    ]
-    return lines if schema is None else [*lines, str(CreateSchema(schema, if_not_exists=True).compile(dialect=dialect))]
+    before, after = of.script_frame(context.dialect, schema)
+    return "".join(f"{line};\n\n" for line in before) + printed.getvalue() + "".join(f"{line};\n" for line in after)
 
 
 def _was_interrupted(connection: Connection, schema: str | None, prefix: str) -> bool:
     """Whether a run made its version table and did not come to its end, on a database where each statement commits by itself."""
-    is_possible = connection.dialect.name in ("mariadb", "portable")
-    return is_possible and inspect(connection).has_table(f"{prefix}version", schema=schema)
+    return dialect_of(connection).commits_ddl and inspect(connection).has_table(f"{prefix}version", schema=schema)
 
 
 def _create_missing_schema(connection: Connection, schema: str | None) -> None:
     # not IF NOT EXISTS: that wants the right to create schemas even where there is nothing to create
     if schema is None or inspect(connection).has_schema(schema):
         return
-    if connection.dialect.name == "sqlite":
-        raise SchemaError(f"no database is attached as {schema!r}; on SQLite, leave the schema out or ATTACH one first")
-    if connection.dialect.name == "mariadb":
-        raise SchemaError(
-            f"on MariaDB a schema is a database, and there is none named {schema!r}: leave it out, or create it first"
-        )
+    if (why := dialect_of(connection).why_no_schema(schema)) is not None:
+        raise SchemaError(why)
     connection.execute(CreateSchema(schema))
     quoted = connection.dialect.identifier_preparer.quote_schema(schema)
     connection.exec_driver_sql(f"COMMENT ON SCHEMA {quoted} IS '{SCHEMA_COMMENT}'")
 
 
 def _drop_own_schema(connection: Connection, schema: str | None) -> None:
-    if schema is None or connection.dialect.name != "postgresql":
+    if schema is None or not dialect_of(connection).has_catalog:
         return
     comment = connection.scalar(
         text("SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"),

@@ -11,10 +11,16 @@ from sqlalchemy.pool import NullPool
 
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql.connections import require_utf8
-from outbox.sql.dialect import SUPPORTED, SUPPORTED_NAMES, not_supported
-from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.dialect import (
+    SUPPORTED_NAMES,
+    Dialect,
+    OtherDatabase,
+    dialect_named,
+    dialect_of,
+    dialect_of_url,
+)
+from outbox.sql.engines import engine_of
 from outbox.sql.forks import closed_afterwards
-from outbox.sql.servers import DIALECTS
 from outbox.sql.sync_drivers import synchronous
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
@@ -27,18 +33,17 @@ Target: TypeAlias = "str | URL | Engine | AsyncEngine | Connection"
 def connected(target: Target) -> Iterator[Connection]:
     """A connection in a transaction: the caller's own, or one that commits at the block's end."""
     if isinstance(target, Connection):
-        refuse_unknown_dialect(target.dialect.name)
+        dialect_of(target)  # which refuses other databases
         require_utf8(target)
         yield target
         return
     engine = _engine(target)
-    refuse_unknown_dialect(engine.dialect.name)
+    dialect = dialect_of(engine)
     with engine.connect() as connection, closed_afterwards(connection):
-        if engine.dialect.name != "sqlite":
+        if dialect.isolation is not None:
             # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
             # what another run has just made
-            level = "SERIALIZABLE" if engine.dialect.name == "portable" else "READ COMMITTED"
-            connection.execution_options(isolation_level=level)
+            connection.execution_options(isolation_level=dialect.isolation)
         with connection.begin():
             require_utf8(connection)
             yield connection
@@ -62,7 +67,7 @@ def _engine(target: Any) -> Engine:
 
 
 def _open(url: URL) -> Engine:
-    require_supported(url.get_backend_name())  # before its dialect is asked, which need not be installed
+    dialect_of_url(url)  # before its dialect is asked, which need not be installed
     if url.get_dialect().is_async:
         url = synchronous(url)
         if url.get_dialect().is_async:
@@ -77,14 +82,15 @@ def _open(url: URL) -> Engine:
 def require_durable(url: URL) -> None:
     """Raise `ConfigurationError` for a database in memory: a new engine would have another, empty one."""
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
-    if url.get_backend_name() == "sqlite" and in_memory:
+    if dialect_of_url(url).is_file and in_memory:
         raise ConfigurationError(
             f"{url!r} would be another, empty database in memory: give the Engine or Connection itself"
         )
 
 
-def refuse_unknown_dialect(name: str) -> None:
-    if name in DIALECTS:
-        raise not_supported(name)
-    if name not in SUPPORTED:
-        raise SchemaError(f"there are no migrations for {name!r}, only for {SUPPORTED_NAMES}")
+def dialect_to_migrate(name: str) -> Dialect:
+    """Raises SchemaError for a name that a user has mistyped."""
+    try:
+        return dialect_named(name)
+    except OtherDatabase:
+        raise SchemaError(f"there are no migrations for {name!r}, only for {SUPPORTED_NAMES}") from None

@@ -11,6 +11,7 @@ from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response, columns_with, response_to_keep
 from outbox.sql.clock import database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
@@ -75,7 +76,7 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
     record = tables.record
     accepted = (record.c.id == record_id, record.c.state == "accepted")
     locked: Executable = update(record).where(*accepted).values(completion=record.c.completion).returning(record)
-    if connection.dialect.name == "mariadb":  # which has no RETURNING there, and is at READ COMMITTED
+    if not dialect_of(connection).has_update_returning:  # and is at READ COMMITTED
         locked = select(record).where(*accepted).with_for_update()
         certify(connection, tables, [f"record {record_id}"])
     row = connection.execute(locked).one_or_none()

@@ -20,8 +20,9 @@ from outbox.keys import ParentKey, pae
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
 from outbox.sql.clock import clock, database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import try_lock, wait_for_lock
-from outbox.sql.transactions import require_prepared, require_transaction
+from outbox.sql.transactions import require_transaction
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
@@ -112,7 +113,7 @@ def choose_key(
     if isinstance(request, RecordKey):
         return request
     require_transaction(connection, request.configuration.schema)
-    require_prepared(connection)
+    dialect_of(connection).require_prepared(connection)
     waiting = _Waiting(connection, wait, observation, lock_wait)
     current: RecordKey | None = None
     while True:

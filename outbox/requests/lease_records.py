@@ -12,9 +12,9 @@ from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response, columns_with
 from outbox.sql.clock import clock, clock_plus
-from outbox.sql.key_locks import certify, impatiently
-from outbox.sql.statements import insert_unless_present
-from outbox.sql.transactions import require_prepared, require_transaction
+from outbox.sql.dialect import dialect_of
+from outbox.sql.key_locks import certify
+from outbox.sql.transactions import require_transaction
 
 
 class Lease(NamedTuple):
@@ -43,7 +43,7 @@ def take(connection: Connection, request: RecordKey | BodyRequest, length: timed
     key ring lacks the kid of the first attempt.
     """
     require_transaction(connection, request.configuration.schema)
-    require_prepared(connection)
+    dialect_of(connection).require_prepared(connection)
     key = choose_key(connection, request, timedelta(0))
     standing = _standing_lease(connection, key)
     if standing is not None:
@@ -58,7 +58,9 @@ def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
     lease = Lease(key, uuid4(), key.kid, length)
     parent = key.parent
     written = connection.execute(
-        insert_unless_present(connection.dialect.name, key.configuration.tables.record).values(
+        dialect_of(connection)
+        .insert_unless_present(key.configuration.tables.record)
+        .values(
             id=key.id,
             env=key.configuration.env,
             scope=parent.scope,
@@ -194,7 +196,7 @@ def _write(
     def write() -> bool:
         return bool(connection.execute(change.values(changes)).rowcount)
 
-    return impatiently(connection, write) if connection.dialect.name == "portable" else write()
+    return dialect_of(connection).without_waiting(connection, write)
 
 
 def _bears(record: FromClause, lease: Lease, token: UUID) -> tuple[ColumnElement[bool], ...]:

@@ -42,6 +42,7 @@ from outbox.sessions.entry_rows import PiggybackedInsert
 from outbox.sessions.mismatches import count_mismatch
 from outbox.sql.clock import clock, clock_plus
 from outbox.sql.connections import LockBudget
+from outbox.sql.dialect import Dialect, Writes, dialect_of
 from outbox.sql.driver_errors import SERIALIZATION_FAILURE, sqlstate
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import function_name
@@ -49,8 +50,8 @@ from outbox.sql.identifiers import quoted
 from outbox.sql.key_locks import lock_number, try_lock, wait_for_lock
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import MAX_STATEMENTS, Tables
-from outbox.sql.statements import insert_unless_present, stored_body
-from outbox.sql.transactions import require_prepared, require_transaction
+from outbox.sql.statements import stored_body
+from outbox.sql.transactions import require_transaction
 
 LockWait: TypeAlias = Callable[[Connection, Tables, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""
@@ -109,8 +110,9 @@ def claim_key(
     After a wait for the lock, another statement reads it.
     """
     require_transaction(connection, key.configuration.schema)
-    require_prepared(connection)
-    if not BUDGET.take(connection, 0 if connection.dialect.name == "sqlite" else 1):
+    dialect = dialect_of(connection)
+    dialect.require_prepared(connection)
+    if not BUDGET.take(connection, 0 if dialect.is_file else 1):
         raise ClaimError(
             f"this transaction has claimed {BUDGET.max_locks} keys, and keeps a lock of the database server for each: commit it,"
             " and claim the rest in the next one"
@@ -166,13 +168,13 @@ def insert_record(connection: Connection, key: RecordKey, response: Response, co
 
     completion: the function that builds the final answer of an accepted request. `response` is used until then.
     """
-    statement = _insertion(key.configuration.tables, connection.dialect.name, completion is not None)
+    statement = _insertion(key.configuration.tables, dialect_of(connection), completion is not None)
     require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
 
 
 def record_insert(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
     """`insert_record` as part of the statement that inserts the entries; None if the database has no such statement."""
-    if connection.dialect.name != "postgresql":
+    if dialect_of(connection).writes is not Writes.ARRAYS:
         return None
     return PiggybackedInsert(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
 
@@ -225,9 +227,9 @@ def _insertion_sql(tables: Tables) -> str:
 
 
 @lru_cache(MAX_STATEMENTS)
-def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
+def _insertion(tables: Tables, dialect: Dialect, accepted: bool) -> Executable:
     record = tables.record
-    statement: Executable = insert_unless_present(dialect, record).values(
+    statement: Executable = dialect.insert_unless_present(record).values(
         {name: bindparam(f"new_{name}", type_=record.c[name].type) for name in _GIVEN}
         | {
             "created_at": clock(),
@@ -308,7 +310,7 @@ def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
 
     One statement on PostgreSQL.
     """
-    if connection.dialect.name != "postgresql":
+    if not dialect_of(connection).has_functions:
         return _read_then_lock(connection, key)
     configuration = key.configuration
     statement = _claiming(configuration.schema, configuration.prefix)
@@ -319,7 +321,7 @@ def _read_then_lock(connection: Connection, key: RecordKey) -> _Found:
     """On SQLite there is only one writing transaction, so one read is enough."""
     found = _read(connection, key)
     is_decided = found.tombstoned or (found.status is not None and not found.expired)
-    if connection.dialect.name == "sqlite" or is_decided:
+    if dialect_of(connection).is_file or is_decided:
         return found
     lock = try_lock(connection, key.configuration.tables, key.id)
     if not lock.taken:

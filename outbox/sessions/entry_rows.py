@@ -28,13 +28,14 @@ from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
 from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.clock import clock, database_now, later
+from outbox.sql.column_types import Instant
+from outbox.sql.dialect import Dialect, Writes, dialect_of
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.mariadb_entry import insert_entry, insert_in_pages, whole
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
-from outbox.sql.statements import insert_unless_present
-from outbox.times import NEVER, Instant
+from outbox.times import NEVER
 
 
 class NewEntry(NamedTuple):
@@ -121,10 +122,11 @@ def insert_entries(
     On PostgreSQL this is one statement, which includes the piggybacked insert, and two more for all entries with an ordering
     key. If no such statement is needed, the piggybacked insert is not written. The other databases do not take it.
     """
-    if connection.dialect.name != "postgresql":
-        if connection.dialect.name == "mariadb":
-            with whole(connection):
-                return _insert_on_mariadb(connection, configuration, entries)
+    writes = dialect_of(connection).writes
+    if writes is Writes.COMPOUND:
+        with whole(connection):
+            return _insert_on_mariadb(connection, configuration, entries)
+    if writes is Writes.ROWS:
         return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
@@ -292,7 +294,7 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
     stored = _stored(entry, database_now(connection))
-    inserting = insert_unless_present(connection.dialect.name, tables.entry).values(stored)
+    inserting = dialect_of(connection).insert_unless_present(tables.entry).values(stored)
     if connection.execute(inserting.returning(tables.entry.c.id)).first() is None:
         return False
     due_at = NEVER if is_blocked else stored["due_at"]
@@ -310,7 +312,7 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
     last = lock_ordering_keys(connection, tables, keys) if keys else {}
     stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
-    written = insert_in_pages(connection, _insertion_on_mariadb(tables), stored)
+    written = insert_in_pages(connection, _insertion_on_mariadb(tables, dialect_of(connection)), stored)
     alone, in_groups = [], []
     for entry in entries:
         if entry.id not in written:
@@ -338,14 +340,14 @@ def _insert_alone_on_mariadb(connection: Connection, configuration: Configuratio
 
 
 @lru_cache(MAX_STATEMENTS)
-def _insertion_on_mariadb(tables: Tables) -> Executable:
+def _insertion_on_mariadb(tables: Tables, dialect: Dialect) -> Executable:
     """Returns the ids and due times of what it writes."""
     entry = tables.entry
     given = {name: bindparam(f"new_{name}", type_=entry.c[name].type) for name in _COLUMNS if name in entry.c}
     asked = func.coalesce(cast(given.pop("due_at"), Instant), clock())
     due_at = later(func.greatest(asked, clock()), bindparam("new_delay", type_=Double))
     own = {"schema_version": SCHEMA_VERSION, "due_at": due_at, "created_at": clock()}
-    inserting: Any = insert_unless_present("mariadb", entry).values(given | own)
+    inserting: Any = dialect.insert_unless_present(entry).values(given | own)
     returning: Executable = inserting.returning(entry.c.id, entry.c.due_at)
     return returning
 

@@ -18,6 +18,7 @@ from weakref import finalize, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import TIMEOUTS, sqlstate
 from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
 from outbox.sql.mismatch_counts import CountTables, Mismatch, MismatchCounts, statements
@@ -369,7 +370,7 @@ async def _close(driver: Any) -> None:
 
 
 def _link(engine: Engine) -> _Link:
-    if engine.dialect.name != "postgresql":
+    if not dialect_of(engine).has_notify:
         return _NoLink(engine)
     return (_AsyncLink if engine.dialect.is_async else _Link)(engine)
 

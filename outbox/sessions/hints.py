@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from threading import Lock
 from threading import enumerate as enumerate_threads
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Pool, event
@@ -24,6 +23,7 @@ from sqlalchemy import Connection, Engine, Pool, event
 from outbox.configuration import Configuration
 from outbox.sessions.entry_rows import NewEntry
 from outbox.sessions.hint_sender import THREAD_NAME, Committing, HintSender
+from outbox.sql.dialect import dialect_of
 from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
 from outbox.sql.separate_connections import backend_pid
 
@@ -114,7 +114,7 @@ def _is_due(entry: NewEntry) -> bool:
 
 def hint_at_once(engine: Engine, schema: str | None, prefix: str) -> None:
     """Wake the dispatchers before this returns: for a command that ends next. Raises nothing."""
-    if engine.dialect.name != "postgresql":
+    if not dialect_of(engine).has_notify:
         return
     parameters = {"channel": channel_of(schema, prefix), "payload": encode(Hint())}
     try:
@@ -126,7 +126,7 @@ def hint_at_once(engine: Engine, schema: str | None, prefix: str) -> None:
 
 def _hint(note: _Note) -> None:
     is_heard = _wake(note)
-    if note.engine.dialect.name == "postgresql":
+    if dialect_of(note.engine).has_notify:
         woken = woken_token(note.engine) if is_heard else None
         sender = sender_of(note.engine)
         if sender is not None:
@@ -135,7 +135,7 @@ def _hint(note: _Note) -> None:
 
 def _wake(note: _Note) -> bool:
     """Wake the dispatchers of this process; returns whether there is one."""
-    hearing = _hearing.get((place_key(note.engine), note.channel)) if _hearing else None
+    hearing = _hearing.get((dialect_of(note.engine).place(note.engine), note.channel)) if _hearing else None
     for hear in list(hearing or ()):
         hear(note.due)
     return bool(hearing)
@@ -240,7 +240,7 @@ def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterato
 
     Gives the token that the hints of such commits carry: these were heard already.
     """
-    key = (place_key(engine), configuration.hint_channel)
+    key = (dialect_of(engine).place(engine), configuration.hint_channel)
     with _lock:  # two dispatchers may start in two threads
         _hearing[key] = [*_hearing.get(key, ()), hear]
     try:
@@ -256,15 +256,4 @@ def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterato
 
 def woken_token(engine: Engine) -> str:
     """Of the dispatchers of this process that a commit on such an engine wakes directly."""
-    return f"{process_token()} {sha256(place_key(engine).encode()).hexdigest()[:12]}"
-
-
-def place_key(engine: Engine) -> str:
-    """Equal for engines of one database, if their URLs name it alike: others are reached by NOTIFY."""
-    url: Any = engine.url
-    if url.get_backend_name() == "sqlite":
-        if not url.database or url.database == ":memory:":
-            return f"sqlite {id(engine.dialect)}"
-        return f"sqlite {Path(url.database).absolute()}"
-    host, port = url.host or url.query.get("host"), url.port or url.query.get("port")
-    return f"postgresql {host} {port} {url.database or url.query.get('dbname')}"
+    return f"{process_token()} {sha256(dialect_of(engine).place(engine).encode()).hexdigest()[:12]}"

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from outbox.configuration import Configuration
 from outbox.sessions.hints import AFTER_OUTER_COMMIT, harmless, sender_of
+from outbox.sql.dialect import dialect_of
 from outbox.sql.mismatch_counts import Mismatch
 from outbox.sql.separate_connections import backend_pid
 
@@ -20,7 +21,7 @@ def count_mismatch(connection: Connection, configuration: Configuration, id: UUI
     in a transaction of Django's.
     """
     options = connection.get_execution_options()
-    if connection.dialect.name != "postgresql" or not configuration.hints or AFTER_OUTER_COMMIT in options:
+    if not dialect_of(connection).has_notify or not configuration.hints or AFTER_OUTER_COMMIT in options:
         return
     with harmless("a request with another request's key was not counted"):
         sender = sender_of(connection.engine)

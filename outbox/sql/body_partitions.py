@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from sqlalchemy import Connection, text
 
+from outbox.sql.dialect import dialect_of
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
@@ -93,7 +94,7 @@ def prefix_of(tables: Tables) -> str:
 
 def read_layout(connection: Connection, tables: Tables) -> Layout | None:
     """The present layout, or None if partitions were never switched on. Locks nothing."""
-    if connection.dialect.name != "postgresql":
+    if not dialect_of(connection).has_catalog:
         return None
     prefix = prefix_of(tables)
     of = {"table": body_table(tables), "record": quoted(tables.record.name, tables.record.schema)}

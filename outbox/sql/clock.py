@@ -8,13 +8,11 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
+from outbox.sql.column_types import Instant
 from outbox.sql.rendering import renders
-from outbox.times import Instant
-
-SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 
-@renders(postgresql="clock_timestamp()", sqlite=SQLITE_CLOCK, mariadb="UTC_TIMESTAMP(6)")
+@renders(lambda dialect: dialect.clock)
 class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it renders
     """The database's clock now, not the transaction's start. On MariaDB the statement's start."""
 
@@ -22,12 +20,7 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
     inherit_cache = True
 
 
-@renders(
-    postgresql="{0} + make_interval(secs => {1})",
-    portable="{0} + CAST({1} AS double precision) * INTERVAL '1 second'",
-    sqlite="{0} + CAST({1} * 1000000 AS INTEGER)",
-    mariadb="{0} + INTERVAL ROUND({1} * 1000000) MICROSECOND",
-)
+@renders(lambda dialect: dialect.later)
 class _Later(FunctionElement[Any]):
     type = Instant()
     inherit_cache = True

@@ -1,9 +1,13 @@
 """The types of columns that differ between databases by more than a name."""
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BINARY, Dialect, LargeBinary, Text, TypeDecorator, Uuid
+from sqlalchemy import BINARY, DateTime, Dialect, LargeBinary, Text, TypeDecorator, Uuid
+from sqlalchemy.types import TypeEngine
+
+from outbox.sql.dialect import dialect_rendered
 
 _LONG = 2**32 - 1  # MariaDB's own TEXT and BLOB hold 64 KiB; of this length they are LONGTEXT and LONGBLOB
 
@@ -26,3 +30,21 @@ class _BinaryUuid(TypeDecorator[UUID]):
 ID: Uuid[UUID] = Uuid().with_variant(_BinaryUuid(), "mariadb")
 LONG_TEXT = Text().with_variant(Text(_LONG), "mariadb")
 LONG_BINARY = LargeBinary().with_variant(LargeBinary(_LONG), "mariadb")
+
+
+class Instant(TypeDecorator[datetime]):
+    """An aware UTC datetime: `timestamptz` on PostgreSQL; whole microseconds since 1970 on SQLite, and DATETIME(6) in UTC on
+    MariaDB, which have no such type.
+    """
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect_rendered(dialect).instant_type()
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        return None if value is None else dialect_rendered(dialect).stored_instant(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return None if value is None else dialect_rendered(dialect).read_instant(value)

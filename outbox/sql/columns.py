@@ -21,8 +21,8 @@ from sqlalchemy import (
     text,
 )
 
-from outbox.sql.column_types import ID, LONG_BINARY, LONG_TEXT
-from outbox.times import EPOCH, NEVER, Instant
+from outbox.sql.column_types import ID, LONG_BINARY, LONG_TEXT, Instant
+from outbox.times import EPOCH, NEVER
 
 MAX_COUNT = 1_000_000_000
 """How often an entry can be claimed: once a second, for 31 years."""

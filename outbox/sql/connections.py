@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, text
 
 from outbox.errors import ConfigurationError
+from outbox.sql.dialect import dialect_of
 from outbox.sql.forks import require_own
-from outbox.sql.mariadb_settings import require_settings
 from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 _LEVEL = "sqlalchemy-outbox portable"
@@ -36,13 +36,12 @@ def require_utf8(connection: Connection) -> None:
     some without an error. Each pooled connection is checked once. psycopg and asyncpg need no query for it.
     """
     require_own(connection)
+    dialect_of(connection).require_usable(connection)
+
+
+def require_encodings(connection: Connection) -> None:
+    """For PostgreSQL."""
     pooled: Any = connection.connection
-    if connection.dialect.name != "postgresql":
-        if connection.dialect.name == "mariadb":
-            require_settings(connection)
-        elif connection.dialect.name == "portable":
-            _require_portable(connection, pooled)
-        return
     if _IS_UTF8 in pooled.info:
         return
     refuse_other_host(connection.engine.url)
@@ -51,8 +50,9 @@ def require_utf8(connection: Connection) -> None:
     pooled.info[_IS_UTF8] = True
 
 
-def _require_portable(connection: Connection, pooled: Any) -> None:
+def require_portable(connection: Connection) -> None:
     """Raise `ConfigurationError` unless a transaction of the portable mode is at SERIALIZABLE, on a server for this mode."""
+    pooled: Any = connection.connection
     if _LEVEL not in pooled.info:
         refuse_other_host(connection.engine.url)
         refuse_other_server(banner_of(pooled.driver_connection), portable=True)

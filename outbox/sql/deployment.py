@@ -11,9 +11,10 @@ from sqlalchemy import Column, Connection, Subquery, delete, select
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
 from outbox.sql.clock import clock
+from outbox.sql.dialect import dialect_of
 from outbox.sql.places import place_of
 from outbox.sql.schema import Tables
-from outbox.sql.statements import insert_unless_present, read_by_index
+from outbox.sql.statements import read_by_index
 
 MAX_SAMPLE = 1000
 """How many unsettled entries a check reads: it finds a problem that affects one in a hundred."""
@@ -138,7 +139,7 @@ def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> 
     for name in missing:
         _require_derived(connection, tables, keyring, name)
     if missing:
-        recording = insert_unless_present(connection.dialect.name, tables.kid)
+        recording = dialect_of(connection).insert_unless_present(tables.kid)
         for name in missing:
             values = {"kid": name, "secret_check": secret_check(keyring, name), "recorded_at": clock()}
             connection.execute(recording.values(values))

@@ -9,32 +9,16 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import refuse_other_encoding
-from outbox.sql.dialect import SUPPORTED, not_supported
+from outbox.sql.dialect import Dialect, dialect_of_url
 from outbox.sql.forks import watch
 from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
-
-SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
-"""For MariaDB, whose default is 50 s: a dispatcher waits for an app that has locked the next entry of an ordering group."""
-
-
-_MYSQLCLIENT = {"binary_prefix": True}
-"""What mysqlclient needs, SQLAlchemy's default for `mariadb://`: without this it sends bytes as text."""
-
-_INSTALLED = {
-    "postgresql": "'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://...",
-    "mariadb": "'sqlalchemy-outbox[mariadb]' and write mariadb+pymysql://...",
-}
 
 
 def engine_of(url: URL, **settings: Any) -> Engine:
     """`create_engine(url)`. Raises `ConfigurationError` for another database, and for a driver that is not installed."""
-    require_supported(url.get_backend_name())
+    dialect = dialect_of_url(url)
     refuse_other_host(url)
-    if url.get_backend_name() == "mariadb":
-        settings.setdefault("isolation_level", "READ COMMITTED")  # see `outbox.sql.mariadb_settings`
-        driver = _MYSQLCLIENT if url.get_driver_name() == "mysqldb" else {}
-        waits = {} if "init_command" in url.query else {"init_command": SHORT_WAITS}
-        settings["connect_args"] = driver | waits | settings.get("connect_args", {})
+    settings = dialect.engine_settings(url, settings)
     try:
         made = create_engine(url, hide_parameters=True, **settings)
     except ModuleNotFoundError as error:
@@ -43,9 +27,7 @@ def engine_of(url: URL, **settings: Any) -> Engine:
             f" pip install {driver_of(url)}"
         ) from None
     watch(made)
-    event.listen(
-        made, "connect", _refusing(url.get_backend_name()), insert=True
-    )  # before SQLAlchemy's own, which names no way out
+    event.listen(made, "connect", _refusing(dialect), insert=True)  # before SQLAlchemy's own, which names no way out
     if made.dialect.driver == "psycopg":
         event.listen(made, "connect", _refuse_bytes, insert=True)  # before SQLAlchemy's own
         event.listen(made, "connect", _read_instants)
@@ -54,12 +36,12 @@ def engine_of(url: URL, **settings: Any) -> Engine:
 
 def driver_of(url: URL) -> str:
     """What to install for a URL whose driver is not, and what to write then."""
-    return _INSTALLED.get(url.get_backend_name(), _INSTALLED["postgresql"])
+    return dialect_of_url(url).driver_to_install
 
 
-def _refusing(database: str) -> Callable[[Any, Any], None]:
+def _refusing(dialect: Dialect) -> Callable[[Any, Any], None]:
     def refuse(connection: Any, record: Any) -> None:
-        refuse_other_server(banner_of(record.driver_connection), portable=database == "portable")
+        refuse_other_server(banner_of(record.driver_connection), portable=dialect.takes_compatible_servers)
 
     return refuse
 
@@ -82,7 +64,7 @@ def url_of(target: str | URL, user: str) -> URL:
     """The URL that `user` needs. Raises `ConfigurationError`, hiding passwords, for other text and other databases."""
     try:
         url = make_url(target)
-        require_supported(url.get_backend_name())
+        dialect_of_url(url)
         url.get_dialect()
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise ConfigurationError(
@@ -99,9 +81,3 @@ def url_of(target: str | URL, user: str) -> URL:
 def _shown(target: str | URL) -> str:
     driver = re.match(r"[\w+.]{1,40}://", str(target))
     return f"{driver[0]}..." if driver else "this text, which is not shown because it may be a password"
-
-
-def require_supported(database: str) -> None:
-    """Raise `ConfigurationError` for a database that the outbox does not run on."""
-    if database not in SUPPORTED:
-        raise not_supported(database)

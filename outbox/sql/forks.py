@@ -15,6 +15,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, SingletonThreadPool, StaticPool
 
 from outbox.errors import ConfigurationError
+from outbox.sql.dialect import dialect_of
 
 _OPENED_BY = "sqlalchemy-outbox process"
 """The key in a pooled connection's `info` for the id of the process that opened it."""
@@ -110,7 +111,7 @@ def closed_afterwards(connection: Connection) -> Iterator[Connection]:
 
 
 def _is_in_memory(engine: Engine) -> bool:
-    return engine.dialect.name == "sqlite" and isinstance(engine.pool, SingletonThreadPool | StaticPool)
+    return dialect_of(engine).is_file and isinstance(engine.pool, SingletonThreadPool | StaticPool)
 
 
 def _note_process(connection: object, record: ConnectionPoolEntry) -> None:

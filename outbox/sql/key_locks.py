@@ -10,17 +10,14 @@ from datetime import timedelta
 from functools import lru_cache
 from hashlib import sha256
 from time import monotonic
-from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Connection, Dialect, Table, TextClause, bindparam, select, text
+from sqlalchemy import BigInteger, Connection, Dialect, Table, TextClause, bindparam, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.sql.column_types import ID
+from outbox.sql.dialect import Lock, dialect_of
 from outbox.sql.driver_errors import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
-from outbox.sql.mariadb_settings import is_galera
-from outbox.sql.rendering import renders
 from outbox.sql.schema import MAX_STATEMENTS, Tables, key_lock
 from outbox.sql.statements import deleting_by_index
 
@@ -32,67 +29,41 @@ DELETED_AT_ONCE = 1000
 """MariaDB plans no use of the index for more than 32,000 values (optimizer_max_sel_arg_weight), and then refuses the DELETE."""
 
 
-@renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1", mariadb="1")
-class _TryLocking(FunctionElement[Any]):
-    """Tries to take the transaction-level lock of a number, without waiting; returns whether it did. On SQLite the only writer
-    has all locks.
-    """
-
-    type = Boolean()
-    inherit_cache = True
-
-
-@renders(
-    postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
-    sqlite="0",
-    mariadb="0",
-)
-class _KeepsSnapshot(FunctionElement[Any]):
-    """Whether the transaction keeps the snapshot of its first statement (REPEATABLE READ, SERIALIZABLE). Then it may not see what
-    the last holder of a lock has committed. False on SQLite: after BEGIN IMMEDIATE no other transaction writes. False on MariaDB,
-    where READ COMMITTED is required.
-    """
-
-    type = Boolean()
-    inherit_cache = True
-
-
-class Lock(NamedTuple):
-    """The result of a lock attempt: whether the lock is held now, and whether the transaction keeps its snapshot."""
-
-    taken: bool
-    keeps_snapshot: bool
-
-
 def try_lock(connection: Connection, tables: Tables, id: UUID) -> Lock:
     """Take the transaction-level lock of `id` if it is free."""
-    if connection.dialect.name == "mariadb":
-        return Lock(_insert_lock(connection, tables, id), keeps_snapshot=False)
-    if connection.dialect.name == "portable":
-        return Lock(_lock_by_row(connection, tables, id, 1), keeps_snapshot=True)
-    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
+    return dialect_of(connection).lock_key(connection, tables, id)
 
 
 def wait_for_lock(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
     """`try_lock` that waits: at most for `budget`, for a shorter statement_timeout, or until PostgreSQL detects a deadlock. In
     each case the caller can continue its transaction, with its own lock_timeout.
     """
-    if connection.dialect.name == "sqlite":
-        return True
-    if connection.dialect.name == "mariadb":
-        return _insert_lock_within(connection, tables, id, budget)
-    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), MAX_LOCK_TIMEOUT)
-    if connection.dialect.name == "portable":
-        return _lock_by_row(connection, tables, id, milliseconds)
+    return dialect_of(connection).wait_for_key(connection, tables, id, budget)
 
+
+def milliseconds_of(budget: timedelta) -> int:
+    return min(max(1, int(budget.total_seconds() * 1000)), MAX_LOCK_TIMEOUT)
+
+
+# --- PostgreSQL
+
+
+def try_advisory(connection: Connection, id: UUID) -> Lock:
+    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
+
+
+def wait_for_advisory(connection: Connection, id: UUID, budget: timedelta) -> bool:
     def lock() -> bool:
         connection.execute(_LOCK, {"key": lock_number(id)})
         return True
 
-    return impatiently(connection, lock, milliseconds)
+    return impatiently(connection, lock, milliseconds_of(budget))
 
 
-_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
+# At REPEATABLE READ and SERIALIZABLE a transaction may not see what the last holder of a lock has committed.
+_TRY_LOCK = text(
+    "SELECT pg_try_advisory_xact_lock(:lock), current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
+).bindparams(bindparam("lock", type_=BigInteger))
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 
 
@@ -124,7 +95,7 @@ _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
 # --- in the portable mode
 
 
-def _lock_by_row(connection: Connection, tables: Tables, id: UUID, milliseconds: int) -> bool:
+def lock_by_row(connection: Connection, tables: Tables, id: UUID, milliseconds: int) -> bool:
     """Insert and delete the lock's row, waiting at most so long for another transaction that has done so."""
     table = key_lock(tables)
 
@@ -156,16 +127,16 @@ def certify(connection: Connection, tables: Tables, names: Collection[str], *, w
     A lock of a row excludes only transactions on its own node, and Galera compares only what was written: so write, and delete.
     waits: whether to wait for such a transaction on this node. Returns the names that are certified; elsewhere all of them.
     """
-    if not names or not is_galera(connection):
+    if not names or not dialect_of(connection).is_galera(connection):
         return set(names)
     ids = {name: UUID(bytes=sha256(b"certified\0" + name.encode()).digest()[:16]) for name in names}
     if waits:
         lock_ids(connection, tables, [*ids.values()])
         return set(names)
-    return {name for name, id in sorted(ids.items(), key=lambda each: each[1]) if _insert_lock(connection, tables, id)}
+    return {name for name, id in sorted(ids.items(), key=lambda each: each[1]) if insert_lock(connection, tables, id)}
 
 
-def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
+def insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
     table = key_lock(tables)
     try:
         connection.execute(_inserting(connection.dialect, table, _AT_ONCE), {"id": id})
@@ -177,10 +148,10 @@ def _insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
     return True
 
 
-def _insert_lock_within(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
+def insert_lock_within(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
     """The server pauses between two attempts: an event loop under the connection is not blocked."""
     until = monotonic() + budget.total_seconds()
-    while not _insert_lock(connection, tables, id):
+    while not insert_lock(connection, tables, id):
         if monotonic() >= until:
             return False
         connection.execute(_PAUSE, {"seconds": PAUSE_SECONDS})

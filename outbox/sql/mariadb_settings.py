@@ -8,6 +8,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError, TimeoutError
 
 from outbox.errors import ConfigurationError, NoTransaction, OutboxError
+from outbox.sql.dialect import dialect_of
 from outbox.sql.mariadb_errors import LOCK_WAIT_TIMEOUT, leaves_cluster, number_of, undoes_transaction
 
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
@@ -51,20 +52,18 @@ def _session_level(connection: Connection) -> str:
     """The session's own level. Not asked while SQLAlchemy has set another one, which it resets when the pool gets it back."""
     pooled: Any = connection.connection
     if _LEVEL not in pooled.info:
-        pooled.info[_LEVEL] = connection.execute(_ISOLATION).scalar_one()
+        pooled.info[_LEVEL] = connection.execute(ISOLATION).scalar_one()
     level: str = pooled.info[_LEVEL]
     return level
 
 
-_ISOLATION = text("SELECT @@tx_isolation")
+ISOLATION = text("SELECT @@tx_isolation")
 
 
-def is_galera(connection: Connection) -> bool:
+def is_galera_node(connection: Connection) -> bool:
     """Whether this is a node of a Galera cluster. Its locks are not those of the other nodes: a commit is refused if another node
     has committed a change of one of its rows. A row that was only locked is not compared.
     """
-    if connection.dialect.name != "mariadb":
-        return False
     pooled: Any = connection.connection
     if _IS_GALERA not in pooled.info:
         pooled.info[_IS_GALERA] = _is_replicated(connection)
@@ -96,7 +95,10 @@ def apply_all(connection: Connection) -> None:
 
 def require_applied(connection: Connection) -> None:
     """Raise `Unseen` on a Galera node, unless `apply_all` was called in this transaction."""
-    if is_galera(connection) and connection.info.get(_APPLIED) is not connection.get_transaction():
+    if (
+        dialect_of(connection).is_galera(connection)
+        and connection.info.get(_APPLIED) is not connection.get_transaction()
+    ):
         raise Unseen
 
 

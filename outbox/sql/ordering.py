@@ -48,9 +48,11 @@ from sqlalchemy import (
 )
 
 from outbox.sql.clock import clock
+from outbox.sql.column_types import Instant
+from outbox.sql.dialect import Writes, dialect_of
 from outbox.sql.key_locks import certify
 from outbox.sql.schema import Tables
-from outbox.times import NEVER, Instant
+from outbox.times import NEVER
 
 
 class Place(NamedTuple):
@@ -69,7 +71,7 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
     places = sorted(set(left))  # all transactions lock these rows in this order
     if not places:
         return
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).writes is Writes.ARRAYS:
         groups, positions = zip(*places, strict=True)
         connection.execute(
             _advancing_all(connection, tables, cutoff), {"ordering_keys": [*groups], "places": [*positions]}
@@ -100,7 +102,7 @@ def advance_unlocked(
     No transaction would make these entries due, so the caller must not commit the removal of the entries at these places.
     """
     places = sorted(set(left))
-    if not places or connection.dialect.name != "postgresql":
+    if not places or dialect_of(connection).writes is not Writes.ARRAYS:
         advance(connection, tables, places, cutoff=cutoff)
         return []
     groups, positions = zip(*places, strict=True)
@@ -150,7 +152,8 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
     """The new due time of a queue row that is blocked: now, or its own later time. Other rows keep their due time."""
     queue, entry = tables.queue, tables.entry
     # The start of the transaction, because a claim in this transaction uses this time, and must find the row.
-    now: Any = func.now() if connection.dialect.name == "postgresql" else clock()
+    start = dialect_of(connection).transaction_start()
+    now: Any = clock() if start is None else start
     if cutoff < NEVER:
         now = case((now > literal(cutoff, Instant), literal(cutoff, Instant)), else_=now)
     meant_for = select(entry.c.due_at).where(entry.c.id == queue.c.id).scalar_subquery()

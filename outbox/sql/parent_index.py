@@ -11,10 +11,8 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.keys import PARENT_BYTES, ids_under
 from outbox.sql.column_types import ID
+from outbox.sql.dialect import dialect_named
 from outbox.sql.rendering import renders
-
-_KEPT = 2 * PARENT_BYTES  # hexadecimal digits
-_REST = 32 - _KEPT
 
 
 def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[bool]:
@@ -25,28 +23,17 @@ def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[b
 
 def is_under_sql(entry: str, parent: str) -> str:
     """The condition as PostgreSQL text. entry: the alias of the entry table. parent: an expression of type uuid."""
-    return f"{entry}.id BETWEEN {_filled(parent, '0')} AND {_filled(parent, 'f')} AND {entry}.parent_id = {parent}"
+    least, greatest = (dialect_named("postgresql").filled_id(PARENT_BYTES, digit).format(parent) for digit in "0f")
+    return f"{entry}.id BETWEEN {least} AND {greatest} AND {entry}.parent_id = {parent}"
 
 
-def _filled(parent: str, digit: str) -> str:
-    return f"CAST(left(CAST({parent} AS text), {_KEPT}) || '{digit * _REST}' AS uuid)"
-
-
-@renders(
-    postgresql=_filled("{0}", "0"),
-    sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'0' * _REST}'",
-    mariadb=f"CONCAT(SUBSTR({{0}}, 1, {PARENT_BYTES}), X'{'0' * _REST}')",
-)
+@renders(lambda dialect: dialect.filled_id(PARENT_BYTES, "0"))
 class _Least(FunctionElement[UUID]):
     type = ID
     inherit_cache = True
 
 
-@renders(
-    postgresql=_filled("{0}", "f"),
-    sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'f' * _REST}'",
-    mariadb=f"CONCAT(SUBSTR({{0}}, 1, {PARENT_BYTES}), X'{'F' * _REST}')",
-)
+@renders(lambda dialect: dialect.filled_id(PARENT_BYTES, "f"))
 class _Greatest(FunctionElement[UUID]):
     type = ID
     inherit_cache = True

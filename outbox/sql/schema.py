@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from outbox.sql import columns
 from outbox.sql.column_types import ID
+from outbox.sql.dialect import dialect_if_supported, dialect_of
 from outbox.sql.functions import DatabaseFunction, creation, database_functions
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema_errors import translate_for
@@ -40,10 +41,6 @@ migrations' revisions count these.
 
 MAX_STATEMENTS = 256
 """How many built statements of one kind are cached. A process has one or a few sets of tables, each with a few statements."""
-
-
-MARIADB_TABLES = {"mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4", "mariadb_collate": "utf8mb4_nopad_bin"}
-"""What each table has on MariaDB. Under its other collations keys are equal that differ in case, accents or spaces at the end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,19 +110,19 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
 
 def _set_collation(table: Table, connection: Connection, **rest: object) -> None:
     """Only now: with options in its definition, a table would load SQLAlchemy's dialect for MariaDB in every process."""
-    if connection.dialect.name == "mariadb":
-        table.kwargs.update(MARIADB_TABLES)
+    if (dialect := dialect_if_supported(connection)) is not None:
+        table.kwargs.update(dialect.table_options)
 
 
 def _listen_for_positions(tables: Tables) -> None:
     """PostgreSQL only: a sequence of MariaDB cannot give positions in commit order on every node of a Galera cluster."""
 
     def create(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name == "postgresql":
+        if dialect_of(connection).has_functions:
             tables.position.create(connection, checkfirst=True)
 
     def drop(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name == "postgresql":
+        if dialect_of(connection).has_functions:
             tables.position.drop(connection, checkfirst=True)
 
     event.listen(tables.queue, "before_create", create)
@@ -151,12 +148,12 @@ def _define_key_lock(schema: str | None, prefix: str) -> Table:
 
 def _listen_for_key_lock(tables: Tables) -> None:
     def create(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name in ("mariadb", "portable"):
+        if dialect_of(connection).has_key_locks:
             _set_collation(key_lock(tables), connection)
             key_lock(tables).create(connection, checkfirst=True)
 
     def drop(target: Table, connection: Connection, **rest: object) -> None:
-        if connection.dialect.name in ("mariadb", "portable"):
+        if dialect_of(connection).has_key_locks:
             key_lock(tables).drop(connection, checkfirst=True)
 
     event.listen(tables.record, "after_create", create)
@@ -170,7 +167,7 @@ def _listen_for(function: DatabaseFunction, tables: Tables) -> None:
     def listen(moment: str, *statements: str) -> None:
         def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
             # `create_all` and `drop_all` may get only some of the tables, or find that they exist
-            if connection.dialect.name == "postgresql" and needed <= set(tables):
+            if dialect_of(connection).has_functions and needed <= set(tables):
                 for statement in statements:
                     connection.execute(text(statement))
 

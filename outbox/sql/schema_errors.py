@@ -3,20 +3,15 @@
 One listener for all engines of the process translates these errors. Errors of the app's own statements are not changed.
 """
 
-import re
 from collections.abc import Collection
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import SchemaError
-from outbox.sql.mariadb_errors import is_of_server, state_of
+from outbox.sql.dialect import dialect_if_supported
 from outbox.sql.places import place_of
 
-UNDEFINED = {"42P01": "table", "42883": "function"}
-"""Source: PostgreSQL, appendix A: undefined_table, undefined_function."""
-
-_UNDEFINED_IN_SQLITE = re.compile(r"no such table: (?:main\.)?(\w+)")
 _names: set[str] = set()
 
 
@@ -28,18 +23,8 @@ def translate_for(names: Collection[str]) -> None:
 @event.listens_for(Engine, "handle_error", retval=True)
 def _translate(context: ExceptionContext) -> SchemaError | None:
     error = context.original_exception
-    text = str(error.args[0]).partition("\n")[0] if error.args else ""
-    if context.dialect.name == "sqlite":
-        found = _UNDEFINED_IN_SQLITE.search(text)
-        kind, words = "table", [found[1]] if found else []
-    else:
-        code = state_of(error) or getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        kind = UNDEFINED.get(code or "", "")
-        if kind and is_of_server(error):
-            # SQLAlchemy itself asks so whether a table exists, and needs this error
-            is_inspection = (context.statement or "").startswith(("DESCRIBE", "SHOW"))
-            text = "" if is_inspection else str(error.args[-1])
-        words = re.findall(r"\w+", text) if kind else []
+    dialect = dialect_if_supported(context)
+    kind, words = ("", []) if dialect is None else dialect.missing_name(error, context.statement or "")
     missing = next((word for word in words if word in _names), None)
     if missing is None:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Dialect, Engine, event
 from sqlalchemy.engine import ExceptionContext
 
+from outbox.sql.dialect import dialect_if_supported
 from outbox.sql.mariadb_errors import NAMING_NO_VALUES, is_of_server, number_of
 
 HIDDEN = "(its text is hidden: it may quote what was sent)"
@@ -65,9 +66,10 @@ def _hide_values(context: ExceptionContext) -> None:
     wrapped: Any = context.sqlalchemy_exception
     if wrapped is not None:
         wrapped.hide_parameters, wrapped.params = True, None
+    dialect = dialect_if_supported(context)
     if not may_quote(error, context.dialect):
         return
-    text = hide_values(error, is_sqlite=context.dialect.name == "sqlite")
+    text = hide_values(error, quotes_values=dialect is None or dialect.errors_quote_values)
     if wrapped is not None:
         wrapped.args = (f"({type(error).__module__}.{type(error).__name__}) {text}",)
         is_psycopg = context.dialect.driver in ("psycopg", "psycopg_async")
@@ -85,15 +87,15 @@ def may_quote(error: BaseException, dialect: Dialect) -> bool:
     return isinstance(error, (dialect.loaded_dbapi.Error, *_CONVERSIONS))
 
 
-def hide_values(error: BaseException, *, is_sqlite: bool = False) -> str:
+def hide_values(error: BaseException, *, quotes_values: bool = True) -> str:
     """Remove everything that may quote values from a driver's error and its causes. Returns the remaining text."""
-    shown = _text(error) if is_sqlite else _safe_text(error)
+    shown = _safe_text(error) if quotes_values else _text(error)
     for each in _with_causes(error):
         if isinstance(each, UnicodeDecodeError):
             each.object = b""
         elif isinstance(each, UnicodeEncodeError | UnicodeTranslateError):
             each.object = ""
-        elif not is_sqlite:
+        elif quotes_values:
             each.args = (each.args[0], shown) if is_of_server(each) else (shown,)
         for name in ("message", "detail", "hint", "context", "internal_query"):  # of asyncpg
             if getattr(each, name, None) is not None:

@@ -14,14 +14,13 @@ from sqlalchemy import (
     TextClause,
     Update,
     bindparam,
-    insert,
     quoted_name,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
+from outbox.sql.dialect import dialect_of
 from outbox.sql.rendering import renders
 from outbox.sql.schema import MAX_STATEMENTS
 
@@ -32,11 +31,7 @@ def read_by_index(connection: Connection) -> None:
     For a page of rows in an index's order, the planner may choose to read and sort the whole table, because its statistics of a
     queue are seldom right.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(_BY_INDEX)
-
-
-_BY_INDEX = text("SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)")
+    dialect_of(connection).read_by_index(connection)
 
 
 DELETE_BY_INDEX = "SET STATEMENT sql_safe_updates = 1 FOR "
@@ -63,7 +58,7 @@ def stored_body(record: Table) -> ColumnElement[bytes]:
     return _StoredBody(record)
 
 
-@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}", mariadb="{0}", portable="{0}")
+@renders(lambda dialect: dialect.stored_body)
 class _StoredBody(FunctionElement[bytes]):
     type = LargeBinary()
     inherit_cache = True
@@ -79,51 +74,15 @@ class _StoredBody(FunctionElement[bytes]):
         super().__init__(record.c.body, record.c.body_day, read)
 
 
-def insert_unless_present(dialect: str, table: Table) -> Any:
-    """An INSERT that does nothing if the primary key exists. An error would end the transaction.
-
-    MariaDB's IGNORE also lets pass what is too long or breaks a CHECK: insert only what was checked. ON DUPLICATE KEY UPDATE
-    would count an existing row as written, because SQLAlchemy asks the drivers for the number of rows found.
-    """
-    if dialect == "mariadb":
-        return insert(table).prefix_with("IGNORE")
-    name: Any = sqlite if dialect == "sqlite" else postgresql
-    return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
-
-
-def upsert(
-    connection: Connection,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    added: Collection[str] = (),
-    kept: Collection[str] = (),
-) -> None:
-    """Insert rows, or change those that exist.
-
-    rows: all with the same columns, the primary key among them. An existing row gets the new values, except in columns that
-    are `kept`, and in columns that are `added`, which get the sum of the old and the new value.
-    """
-    key = table.primary_key.columns.keys()
-    if connection.dialect.name == "mariadb":
-        connection.execute(_upsert_on_mariadb(table, rows, (*key, *kept), added))
-        return
-    name: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    inserting = name.insert(table).values(rows)
-    changed = {column: inserting.excluded[column] for column in rows[0] if column not in (*key, *kept)}
-    changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
-    connection.execute(inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed))
-
-
-def _upsert_on_mariadb(
-    table: Table, rows: Sequence[Mapping[str, Any]], kept: Collection[str], added: Collection[str]
+def on_conflict_do_update(
+    inserting: Any, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str], kept: Collection[str]
 ) -> Any:
-    from sqlalchemy.dialects import mysql  # it takes 40 ms, so other databases do not load it
-
-    inserting = mysql.insert(table).values(rows)
-    changed: dict[str, Any] = {column: inserting.inserted[column] for column in rows[0] if column not in kept}
-    changed |= {column: table.c[column] + inserting.inserted[column] for column in added}
-    return inserting.on_duplicate_key_update(changed)
+    """`Dialect.upsert` for PostgreSQL and SQLite. inserting: the INSERT of their own into this table."""
+    inserting = inserting.values(rows)
+    left = (*table.primary_key.columns.keys(), *kept)
+    changed = {column: inserting.excluded[column] for column in rows[0] if column not in left}
+    changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
+    return inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
 
 
 def change_in_order(change: Update, values: Mapping[str, Any]) -> Update:

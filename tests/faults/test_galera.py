@@ -348,7 +348,7 @@ def the_doctor_names_settings_and_states_that_weaken_a_guarantee(engines: list[s
     store, context = DatabaseStore(engine, ob.configuration), doctor.Context(tables=TABLES, prefix="outbox_")
 
     def found() -> list[str]:
-        findings = asyncio.run(doctor.diagnose(store.run, context, doctor.OF_SERVER["mariadb"])).findings
+        findings = asyncio.run(doctor.diagnose(store.run, context, doctor.OF_SERVER)).findings
         return [f"{each.severity}: {each.text}" for each in findings if each.check == "galera"]
 
     changes = {

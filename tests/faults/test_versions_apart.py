@@ -20,7 +20,7 @@ from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.keys import ParentKey
-from outbox.migrations import locks
+from outbox.sql import migration_locks
 from outbox.sql.schema import SCHEMA_VERSION
 
 pytest_plugins = ["support.blank_databases"]
@@ -176,7 +176,7 @@ def test_a_long_transaction_makes_the_upgrade_give_up_and_the_app_continue(
     migrated_postgresql: Database, ob: outbox.Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     previous = migrated_postgresql
-    monkeypatch.setattr(locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(migration_locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
     first = put_one(previous, ob, parent="order:1")
 
     with previous.new_engine().connect() as long_transaction:

@@ -38,6 +38,7 @@ from dispatchers.steady_clock import steady_clock
 from dispatchers.threads import on_own_thread
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
+from outbox.sql.dialect import dialect_of
 
 THREAD: Final = "outbox-dbos"
 CONNECT_SECONDS_MIN: Final = 2  # libpq takes no shorter time
@@ -213,9 +214,9 @@ def _engine(given: str | sa.URL | sa.Engine, timeout: timedelta, max_connections
             pool_timeout=seconds,
             connect_args={"connect_timeout": max(CONNECT_SECONDS_MIN, int(seconds))},
         )
-    if engine.dialect.name != "postgresql":
+    if not dialect_of(engine).has_catalog:
         raise ConfigurationError(
-            f"engine is {engine.dialect.name}: only PostgreSQL waits for an open insert of the same id"
+            f"engine is {dialect_of(engine).name}: only PostgreSQL waits for an open insert of the same id"
         )
     return engine
 

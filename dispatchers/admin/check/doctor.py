@@ -17,7 +17,7 @@ from dispatchers.admin.check.doctor_rules import Finding
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.dispatchers import is_served, live
 from dispatchers.admin.read.overview import read_unregistered, read_unserved
-from dispatchers.admin.read.table_health import SESSIONS_RIGHT, read_history, read_holders, read_tables
+from dispatchers.admin.read.table_health import read_tables
 from dispatchers.store import callback_registry
 from dispatchers.store.guards import Guards
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
@@ -30,6 +30,7 @@ from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
 from outbox.sql.clock import clock
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
@@ -128,7 +129,7 @@ def _failure(check: str, error: Exception) -> Unchecked:
 
 
 def _limited(check: Check, context: Context, connection: Connection) -> list[Finding]:
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).has_limits:
         connection.execute(text(f"SELECT set_config('transaction_read_only', 'on', true), {CHECK_LIMITS.sql}"))
     return list(check(connection, context))
 
@@ -136,10 +137,6 @@ def _limited(check: Check, context: Context, connection: Connection) -> list[Fin
 def _now(connection: Connection) -> datetime:
     now: datetime = connection.execute(select(clock())).scalar_one()
     return now
-
-
-def _is_postgresql(connection: Connection) -> bool:
-    return connection.dialect.name == "postgresql"
 
 
 # --- what a process refuses at its start
@@ -245,58 +242,41 @@ def _callbacks(connection: Connection, context: Context) -> Iterable[Finding]:
 
 
 def _horizon(connection: Connection, context: Context) -> Iterable[Finding]:
-    if (right := SESSIONS_RIGHT.get(connection.dialect.name)) is None:
+    dialect = dialect_of(connection)
+    if (right := dialect.sessions_right) is None:
         return
-    holders = read_holders(connection)
+    holders = dialect.read_holders(connection)
     if holders is None:
         raise NotChecked(f"this role sees its own sessions only: {right}")
     yield from rules.horizon(holders)
 
 
 def _vacuum(connection: Connection, context: Context) -> Iterable[Finding]:
-    if _is_postgresql(connection):
+    dialect = dialect_of(connection)
+    if dialect.has_vacuum:
         yield from rules.vacuum(read_tables(connection, context.tables))
-    if connection.dialect.name == "mariadb":
-        yield from doctor_mariadb.purge(read_history(connection))
+    if (history := dialect.read_history(connection)) is not None:
+        yield from doctor_mariadb.purge(history)
 
 
 def _pooler(connection: Connection, context: Context) -> Iterable[Finding]:
-    if _is_postgresql(connection):
+    if (asked := dialect_of(connection).serving_pid(connection)) is not None:
         driver = connection.connection.driver_connection
-        known, asked = backend_pid(driver), connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        known = backend_pid(driver)
         # The command's own connection prepares nothing: only a dispatcher's prepares what the next transaction may not find.
         prepares = context.own is not None and getattr(driver, "prepare_threshold", None) is not None
         yield from rules.pooler(is_between=known not in (None, asked), prepares=prepares)
 
 
 def _server(connection: Connection, context: Context) -> Iterable[Finding]:
-    if connection.dialect.name == "mariadb":
-        found = dict(connection.execute(_SERVER_SETTINGS).one()._mapping)
-        if not found.pop("log_bin"):
-            del found["sync_binlog"]
+    if found := dialect_of(connection).server_settings(connection):
         yield from doctor_mariadb.server(found)
 
 
-_SERVER_SETTINGS = text(
-    "SELECT @@GLOBAL.innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog AS sync_binlog,"
-    " @@GLOBAL.max_allowed_packet AS max_allowed_packet, @@GLOBAL.wait_timeout AS wait_timeout, @@GLOBAL.log_bin AS log_bin"
-)
-
-
 def _galera(connection: Connection, context: Context) -> Iterable[Finding]:
-    if connection.dialect.name != "mariadb":
-        return
-    settings = {name.lower(): value for name, value in connection.execute(_GALERA_SETTINGS)}
+    settings = dialect_of(connection).cluster_settings(connection)
     if settings.get("wsrep_provider", "none") not in ("", "none"):
         yield from doctor_mariadb.galera(settings | doctor_mariadb.options(settings.pop("wsrep_provider_options", "")))
-
-
-_GALERA_SETTINGS = text(
-    "SELECT variable_name, variable_value FROM information_schema.global_variables"
-    " WHERE variable_name LIKE 'WSREP%' OR variable_name IN ('READ_ONLY', 'BINLOG_FORMAT', 'INNODB_AUTOINC_LOCK_MODE')"
-    " UNION ALL SELECT variable_name, variable_value FROM information_schema.global_status WHERE variable_name"
-    " IN ('WSREP_CLUSTER_SIZE', 'WSREP_CLUSTER_STATUS', 'WSREP_LOCAL_STATE_COMMENT')"
-)
 
 
 def _clock(connection: Connection, context: Context) -> Iterable[Finding]:
@@ -314,7 +294,7 @@ def _extras(connection: Connection, context: Context) -> Iterable[Finding]:
     yield from rules.extras(context.missing)
 
 
-OF_SERVER = {"mariadb": ("server", "galera")}
+OF_SERVER = ("server", "galera")
 """The checks of the server's settings, by dialect: a dispatcher makes them at its start too."""
 
 CHECKS: Mapping[str, Check] = {

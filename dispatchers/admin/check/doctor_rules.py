@@ -8,13 +8,13 @@ from typing import Any, Literal
 from dispatchers.admin.read.destinations import DestinationState
 from dispatchers.admin.read.dispatchers import differences, live, readable
 from dispatchers.admin.read.overview import Unregistered, Unserved
-from dispatchers.admin.read.table_health import Holder, TableHealth
 from dispatchers.admin.read.waiting_reasons import NO_DISPATCHER, SUSPENDED, UNSERVED
 from dispatchers.names import prefixes
 from dispatchers.store.callback_registry import CallbackOnRecord
 from dispatchers.store.heartbeats import DispatcherSeen
 from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.body_partitions import Layout
+from outbox.sql.server_reports import Holder, TableHealth
 
 UNCLAIMED = timedelta(minutes=1)
 MAX_NAMED = 5  # names in one finding

@@ -45,6 +45,7 @@ from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.clock import database_now
 from outbox.sql.deployment import require_current_secret
+from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, sqlstate
 from outbox.sql.schema import Tables
 
@@ -174,8 +175,7 @@ def decide(
     pause: waits so many seconds between two batches; if it returns something true, no further batch begins.
     Raises what the database raises; what was yielded before is committed.
     """
-    if engine.dialect.name == "postgresql":
-        engine = engine.execution_options(isolation_level="READ COMMITTED")
+    engine = dialect_of(engine).at_own_level(engine)
     size = MAX_BATCH_ENTRIES if rate is None else max(1, min(MAX_BATCH_ENTRIES, round(rate)))
     batches = _Batches(engine, tables, decision, previewed)
     reached = NOTHING_DONE
@@ -214,7 +214,7 @@ class _Batches:
 
     def _commit(self, ids: Sequence[UUID]) -> Progress:
         with self._engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
+            if dialect_of(connection).has_limits:
                 connection.execute(select(func.set_config("lock_timeout", str(MAX_LOCK_MS), True)))
             batch = decide_batch(connection, self._tables, self._decision, self._previewed, ids)
             audit_id = self._audited(connection, batch.done)

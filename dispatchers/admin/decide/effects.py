@@ -18,6 +18,7 @@ from dispatchers.store import callback_registry
 from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState, read_outcome, write_outcome
 from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment
+from outbox.sql.dialect import dialect_of
 from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
@@ -209,7 +210,7 @@ def _is_another_unserved(
 
 def _settle_cancelled(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], reason: str) -> None:
     """On PostgreSQL by the function that the app has too: the operator's role may not delete a row of the queue."""
-    if connection.dialect.name == "postgresql":
+    if dialect_of(connection).has_functions:
         _cancel_by_function(connection, tables, rows, reason)
         return
     _execute_unchanged(connection, tables, rows, delete(tables.queue))

@@ -26,10 +26,12 @@ from dispatchers.store.database_identity import (
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock, database_now
+from outbox.sql.column_types import Instant
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
 from outbox.sql.statements import change_in_order
-from outbox.times import NEVER, Instant
+from outbox.times import NEVER
 
 MAX_ROWS = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "`outbox resume --after-restore` is running: run it again if it was interrupted"
@@ -82,8 +84,7 @@ def resume(
     repeated: wraps the function that runs one transaction, to run it again after a conflict.
     """
     check_decision(decision.actor, decision.reason)
-    if engine.dialect.name == "postgresql":
-        engine = engine.execution_options(isolation_level="READ COMMITTED")
+    engine = dialect_of(engine).at_own_level(engine)
 
     @repeated
     def transact(work: Callable[[Connection], Any]) -> Any:

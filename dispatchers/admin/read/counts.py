@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Select, func, select
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql import ClauseElement
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy import Connection, Select, func, select
+
+from outbox.sql.dialect import dialect_of
 
 MAX_COUNTED = 10_000
 """Up to this number rows are counted: some 10 ms."""
@@ -33,20 +32,5 @@ def count_rows(connection: Connection, rows: Select[Any], *, max_counted: int = 
 
 
 def planned_rows(connection: Connection, rows: Select[Any]) -> int:
-    """How many rows the planner expects, from its statistics; 0 on SQLite, whose planner does not report that."""
-    if connection.dialect.name != "postgresql":
-        return 0
-    (plan,) = connection.execute(_Explain(rows)).scalar_one()
-    return int(plan["Plan"]["Plan Rows"])
-
-
-class _Explain(Executable, ClauseElement):
-    inherit_cache = False
-
-    def __init__(self, rows: Select[Any]) -> None:
-        self.rows = rows
-
-
-@compiles(_Explain)
-def _explained(explain: _Explain, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"EXPLAIN (FORMAT JSON) {compiler.process(explain.rows, **kw)}"
+    """How many rows the planner expects, from its statistics; 0 if it does not say."""
+    return dialect_of(connection).planned_rows(connection, rows)

@@ -11,9 +11,11 @@ from sqlalchemy import Connection, Select, func, literal, or_, select, true, uni
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
 from dispatchers.store.queries import destination_names
+from outbox.sql.column_types import Instant
+from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
 from outbox.sql.statements import read_by_index
-from outbox.times import NEVER, Instant
+from outbox.times import NEVER
 
 Place: TypeAlias = tuple[datetime, UUID]
 """Where a page of a list ended: what the list is ordered by, and the entry's id."""
@@ -128,7 +130,7 @@ def _read_waiting(
 def parts_of(connection: Connection, tables: Tables, wanted: Filter) -> int:
     """From how many places of an index a list is read: of what waits, one for each destination."""
     is_apart = not (wanted.is_ended or _are_uncertain(wanted) or _has_index(wanted))
-    if not is_apart or wanted.destination is not None or connection.dialect.name != "postgresql":
+    if not is_apart or wanted.destination is not None or not dialect_of(connection).has_lateral:
         return 1
     names = destination_names(tables)
     return max(connection.execute(select(func.count(names.c.name))).scalar_one(), 1)
@@ -156,12 +158,12 @@ def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_ro
         rows = one_by_one(after, limit).where(is_undated)
         if wanted.destination is not None:
             return rows.where(queue.c.destination == wanted.destination)
-        return rows if connection.dialect.name != "postgresql" else _of_each_destination(tables, rows, limit)
+        return rows if not dialect_of(connection).has_lateral else _of_each_destination(tables, rows, limit)
 
     some = select(id).where(is_undated)
     if wanted.destination is not None:
         some = some.where(queue.c.destination == wanted.destination)
-    elif connection.dialect.name == "postgresql":
+    elif dialect_of(connection).has_lateral:
         names = destination_names(tables)
         some = some.where(queue.c.destination == names.c.name).correlate(names).limit(max_rows)
         each = some.lateral("each")
@@ -222,7 +224,7 @@ def beginning(connection: Connection, tables: Tables, wanted: Filter, limit: int
         return _doubtful(tables, everything, None, limit)
     queue = tables.queue
     due = select(queue.c.due_at.label("at"), queue.c.id).order_by(queue.c.due_at).limit(limit)
-    return due if connection.dialect.name != "postgresql" else _of_each_destination(tables, due, limit)
+    return due if not dialect_of(connection).has_lateral else _of_each_destination(tables, due, limit)
 
 
 def _ended(tables: Tables, narrow: Narrow, since: datetime | None, after: Place | None, limit: int) -> Rows:
@@ -276,7 +278,7 @@ def _waiting(
         found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
     found = found.order_by(at, id).limit(limit)
     by_parent = wanted.parent is not None and wanted.parent.key is not None
-    if by_parent or _has_index(wanted) or wanted.destination is not None or connection.dialect.name != "postgresql":
+    if by_parent or _has_index(wanted) or wanted.destination is not None or not dialect_of(connection).has_lateral:
         return found
     return _of_each_destination(tables, found, limit)
 

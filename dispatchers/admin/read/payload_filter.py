@@ -47,18 +47,7 @@ class Member(NamedTuple):
         return _MemberText(tables.entry.c.payload, self.path) == self.value
 
 
-# PostgreSQL reads no JSON with an escaped NUL, whichever member is asked for: one such payload would end the statement.
-_WITHOUT_NUL = r"regexp_replace(convert_from({0}, 'UTF8'), '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g')"
-
-
-@renders(
-    postgresql=rf"(CAST({_WITHOUT_NUL} AS json) #>> string_to_array(CAST({{1}} AS text), '.'))",
-    sqlite="""(CASE json_type(CAST({0} AS TEXT), '$."' || replace({1}, '.', '"."') || '"')
-        WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'
-        ELSE CAST(json_extract(CAST({0} AS TEXT), '$."' || replace({1}, '.', '"."') || '"') AS TEXT) END)""",
-    mariadb="""(NULLIF(JSON_UNQUOTE(JSON_EXTRACT(CONVERT({0} USING utf8mb4),
-        CONCAT('$."', REPLACE({1}, '.', '"."'), '"'))), 'null') COLLATE utf8mb4_nopad_bin)""",
-)
+@renders(lambda dialect: dialect.json_member)
 class _MemberText(FunctionElement[str]):
     type = Text()
     inherit_cache = True

@@ -13,7 +13,7 @@ from support.python_processes import PIPE, PythonProcess
 
 from outbox import migrations
 from outbox.errors import SchemaError
-from outbox.migrations import locks
+from outbox.sql import migration_locks
 
 pytest_plugins = ["support.blank_databases"]
 
@@ -49,7 +49,7 @@ def holding_everyone_up(database: Database) -> Iterator[Callable[[int], None]]:
     """Hold the migrations' lock until `release(n)`, which waits for n others to queue up for it, where that can be seen."""
     with create_engine(database.url, poolclass=NullPool).connect() as connection:
         if database.is_postgresql:
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({locks.MIGRATION_LOCK})")
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({migration_locks.MIGRATION_LOCK})")
         else:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -65,7 +65,7 @@ def holding_everyone_up(database: Database) -> Iterator[Callable[[int], None]]:
 
 
 def test_a_migration_that_meets_a_long_transaction_gives_up_unchanged(blank_postgresql, monkeypatch):
-    monkeypatch.setattr(locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(migration_locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
     migrations.upgrade(blank_postgresql.url)
     before = everything(blank_postgresql)
 
@@ -78,7 +78,7 @@ def test_a_migration_that_meets_a_long_transaction_gives_up_unchanged(blank_post
 
 
 def test_a_migration_that_times_out_waiting_for_another_one_reports_it(blank_postgresql, monkeypatch):
-    monkeypatch.setattr(locks, "MIGRATION_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(migration_locks, "MIGRATION_WAIT_SECONDS", 0.1)
 
     with (
         holding_everyone_up(blank_postgresql),

@@ -11,7 +11,7 @@ from support.database import TABLES, Database
 from dispatchers.store.outage_log import cause_of
 from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
-from outbox.migrations import locks
+from outbox.sql import migration_locks
 
 
 def shape(mariadb: Database, prefix: str) -> dict[str, set[str]]:
@@ -41,8 +41,8 @@ def test_the_migrations_make_the_tables_of_the_metadata_and_drop_them(mariadb: D
 def test_a_migration_that_meets_a_long_transaction_can_be_continued(
     mariadb: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = locks.MARIADB_SESSION.replace(f"= {locks.TABLE_LOCK_WAIT_SECONDS}", "= 0")
-    monkeypatch.setattr(locks, "MARIADB_SESSION", at_once)
+    at_once = migration_locks.MARIADB_SESSION.replace(f"= {migration_locks.TABLE_LOCK_WAIT_SECONDS}", "= 0")
+    monkeypatch.setattr(migration_locks, "MARIADB_SESSION", at_once)
 
     migrations.upgrade(mariadb.url, prefix="migrated_")
 

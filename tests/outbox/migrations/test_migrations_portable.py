@@ -17,7 +17,7 @@ from support.python_processes import run_python
 
 from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
-from outbox.migrations import locks
+from outbox.sql import migration_locks
 
 pytest_plugins = ["support.blank_databases"]
 
@@ -78,7 +78,7 @@ def test_two_runs_at_once_both_end_well(
     verb: Callable[[sa.URL], None],
     server: Callable[[sa.Connection], None],
 ) -> None:
-    monkeypatch.setattr(locks, "TABLE_LOCK_WAIT_SECONDS", 60)  # a busy machine may be slow
+    monkeypatch.setattr(migration_locks, "TABLE_LOCK_WAIT_SECONDS", 60)  # a busy machine may be slow
     if verb is migrations.downgrade:
         migrations.upgrade(blank_portable.url)
     have_read, met = threading.Barrier(2), set()
@@ -139,7 +139,7 @@ def test_a_caller_whose_run_meets_another_one_learns_it(blank_portable: Database
 
 
 def test_a_long_transaction_is_not_waited_for(blank_portable: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(migration_locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
     migrations.upgrade(blank_portable.url)
 
     with blank_portable.begin() as long_transaction:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Dialect, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import NoTransaction, SchemaError
 from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
@@ -28,28 +29,23 @@ PostgreSQL, appendix A: unique_violation, and that a table, a schema or an objec
 
 
 @contextmanager
-def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
-    """In a transaction, alone among migrations, and never long in anyone's way."""
-    if connection.dialect.name == "sqlite":
-        with _lock_named("another connection is writing to this SQLite database"):
-            _begin_immediate(connection, is_callers=is_callers)
-            yield
-        return
-    if connection.dialect.name == "mariadb":
-        holder = (
-            f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
-        )
-        left = "What was done before stays; run it again when that has ended, and it continues"
-        with _lock_named(holder, left), _alone_on_mariadb(connection):
-            yield
-        return
+def alone_in_file(connection: Connection, *, is_callers: bool) -> Iterator[None]:
+    """On SQLite, as the only writer."""
+    with _lock_named("another connection is writing to this SQLite database"):
+        _begin_immediate(connection, is_callers=is_callers)
+        yield
+
+
+@contextmanager
+def alone_in_transaction(connection: Connection, *, has_advisory_locks: bool) -> Iterator[None]:
+    """On PostgreSQL. In the portable mode there is no lock: a run that meets another one is repeated."""
     dbapi_connection = connection.connection.dbapi_connection
     if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
         raise NoTransaction(
             "the connection is in autocommit mode: a migration that fails would leave half of its tables"
         )
     waits_before = connection.scalar(text("SELECT current_setting('lock_timeout')"))
-    if connection.dialect.name == "postgresql":  # in the portable mode a run that meets another one is repeated
+    if has_advisory_locks:
         _set_lock_timeout(connection, f"{MIGRATION_WAIT_SECONDS}s")
         with _lock_named(f"another migration has locked this database for {MIGRATION_WAIT_SECONDS} s"):
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
@@ -59,6 +55,28 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
     ):
         yield
     _set_lock_timeout(connection, waits_before)  # a caller's transaction continues unchanged
+
+
+@contextmanager
+def alone_in_session(connection: Connection) -> Iterator[None]:
+    """On MariaDB."""
+    holder = (
+        f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
+    )
+    left = "What was done before stays; run it again when that has ended, and it continues"
+    with _lock_named(holder, left), _alone_on_mariadb(connection):
+        yield
+
+
+def opening_on_postgresql(dialect: Dialect, schema: str | None) -> list[str]:
+    """The statements before those of a migration that someone runs by hand."""
+    lines = [
+        "BEGIN",
+        f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_SECONDS}s'",
+        f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})",
+        f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT_SECONDS}s'",
+    ]
+    return lines if schema is None else [*lines, str(CreateSchema(schema, if_not_exists=True).compile(dialect=dialect))]
 
 
 def met_another_run(error: DBAPIError) -> bool:
