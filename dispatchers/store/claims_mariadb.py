@@ -15,16 +15,20 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Dialect, Table
 
+from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
+from outbox.sql.clock import database_now
 from outbox.sql.mariadb.statistics import TIMELINE
 from outbox.sql.mariadb_entry import run_compound
 from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.sql.statements import DELETE_BY_INDEX
 from outbox.times import MICROSECOND, NEVER
+
+ENDS_ALONE = True
 
 MAX_TEXT_CHARS = 2**18
 """Of the results and reasons of one INSERT: max_allowed_packet is 16 MiB by default."""
@@ -33,8 +37,21 @@ MAX_TEXT_CHARS = 2**18
 # --- claim
 
 
+def allowed(
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor
+) -> tuple[datetime, Sequence[Quota]]:
+    """Each statement that claims reads the clock itself, and checks what is throttled."""
+    is_fair = any(quota.destination in rounds for quota in request.quotas)
+    return database_now(connection) if is_fair else NEVER, request.quotas
+
+
 def lock_due(
-    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, scope: str | None
+    connection: Connection,
+    tables: Tables,
+    quota: Quota,
+    request: ClaimRequest,
+    scope: str | None,
+    now: datetime = NEVER,
 ) -> tuple[list[LockedRow], datetime]:
     """Lock the oldest due entries and read them; returns the time of this, too. It finds none while sending is suspended, if the
     database was set back, and while the destination is throttled.
@@ -123,7 +140,11 @@ def lease(
 
 
 def end(
-    connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], callbacks: str | None
+    connection: Connection,
+    tables: Tables,
+    ended: Sequence[tuple[ClaimedEntry, Settle]],
+    now: datetime,
+    callbacks: str | None,
 ) -> set[UUID]:
     """Insert settlements and delete the queue rows, of entries of one claim with equal key epochs and states; returns the ids.
 

@@ -1,51 +1,92 @@
-"""Claim and settle in plain SQL, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch. For
-MariaDB `claims_mariadb` has these statements as text.
+"""Claim and settle row by row, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch.
 
-`claims_postgresql` explains the rules, which are equal. The same tests run for both modules.
+`claims_postgresql` explains the rules, which are equal. The same tests run for both modules. The statements are in
+`plain_rows`, and as text in `claims_mariadb`.
 """
 
-import json
-import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from sqlalchemy import (
-    Column,
     Connection,
-    Select,
     Table,
-    Update,
-    delete,
-    exists,
     func,
     insert,
-    literal,
     or_,
-    select,
     update,
 )
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store import callback_registry, claims_mariadb
+from dispatchers.store import callback_registry, claims_mariadb, plain_rows
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import Lease, LockedRow, leased_entry
-from dispatchers.store.fair_share import claimable_at, read_backlog
-from dispatchers.store.flow_control import is_throttled
+from dispatchers.store.fair_share import read_backlog
+from dispatchers.store.guards import GUARDS, Guards
+from dispatchers.store.plain_rows import is_suspended, proven
 from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
-from dispatchers.store.transactions import CONFLICTED
-from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
-from outbox.sql.clock import clock, database_now
-from outbox.sql.column_types import Instant
+from outbox.sql.clock import database_now
 from outbox.sql.dialect import Writes, dialect_of
-from outbox.sql.schema import SCHEMA_VERSION, Tables
+from outbox.sql.schema import Tables
 from outbox.sql.statements import change_in_order
 from outbox.times import NEVER
 
-CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
+
+class RowsSql(Protocol):
+    """The statements of a claim and of a settlement; each may be several. A module has them as functions."""
+
+    ENDS_ALONE: bool
+    """Whether `end` compares the callbacks and reads the clock itself."""
+
+    def allowed(
+        self, connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor
+    ) -> tuple[datetime, Sequence[Quota]]:
+        """The clock, and the quotas for which entries may be claimed."""
+        ...
+
+    def lock_due(
+        self,
+        connection: Connection,
+        tables: Tables,
+        quota: Quota,
+        request: ClaimRequest,
+        scope: str | None,
+        now: datetime,
+    ) -> tuple[list[LockedRow], datetime]:
+        """Lock the oldest due entries and read them; returns the time of this, too."""
+        ...
+
+    def lease(
+        self,
+        connection: Connection,
+        tables: Tables,
+        ids: Sequence[UUID],
+        lease: Lease,
+        request: ClaimRequest,
+        now: datetime,
+    ) -> None:
+        """Lease these rows, which are locked."""
+        ...
+
+    def end(
+        self,
+        connection: Connection,
+        tables: Tables,
+        ended: Sequence[tuple[ClaimedEntry, Settle]],
+        now: datetime,
+        callbacks: str | None,
+    ) -> set[UUID]:
+        """Insert settlements and delete the queue rows, of entries of one claim with equal key epochs and states; returns the
+        ids.
+        """
+        ...
+
+
+def _sql(connection: Connection) -> RowsSql:
+    return claims_mariadb if dialect_of(connection).writes is Writes.COMPOUND else plain_rows
 
 
 def claim(
@@ -53,10 +94,10 @@ def claim(
     tables: Tables,
     request: ClaimRequest,
     rounds: FairCursor = NO_CURSOR,
-    guards: object = None,
+    guards: Guards | None = None,
 ) -> list[ClaimedEntry]:
     """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
-    now, quotas = _allowed(connection, tables, request, rounds)
+    now, quotas = _sql(connection).allowed(connection, tables, request, rounds)
     claimed: list[ClaimedEntry] = []
     callbacks_left = request.max_callbacks
     for quota in quotas:
@@ -76,25 +117,6 @@ def claim(
     return claimed
 
 
-def _allowed(
-    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor
-) -> tuple[datetime, Sequence[Quota]]:
-    """The clock, and the quotas for which entries may be claimed."""
-    if (
-        dialect_of(connection).writes is Writes.COMPOUND
-    ):  # each statement that claims reads the clock itself, and checks this
-        is_fair = any(quota.destination in rounds for quota in request.quotas)
-        return database_now(connection) if is_fair else NEVER, request.quotas
-    stored = select(tables.meta.c.number).scalar_subquery()
-    now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
-    if is_suspended or (number or 0) < request.seen:
-        return now, []
-    asked = [quota.destination for quota in request.quotas if not quota.admitted]
-    found = select(tables.destination.c.name).where(tables.destination.c.name.in_(asked), is_throttled(tables, now))
-    throttled = set(connection.execute(found).scalars())
-    return now, [quota for quota in request.quotas if quota.admitted or quota.destination not in throttled]
-
-
 def _share_out(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, rounds: FairCursor
 ) -> list[ClaimedEntry]:
@@ -108,70 +130,8 @@ def _share_out(
 def _take(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
 ) -> list[ClaimedEntry]:
-    if dialect_of(connection).writes is Writes.COMPOUND:
-        rows, now = claims_mariadb.lock_due(connection, tables, quota, request, scope)
-    else:
-        rows = _lock_due(connection, tables, quota, request, now, scope)
+    rows, now = _sql(connection).lock_due(connection, tables, quota, request, scope, now)
     return _lease(connection, tables, rows, request, now)
-
-
-def _lock_due(
-    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None
-) -> list[LockedRow]:
-    """Lock the oldest due entries first, then read them: a lock on a join would lock the entries' own rows too."""
-    queue = tables.queue
-    allowed = [] if request.only is None else [queue.c.id.in_(request.only)]
-    due = (
-        select(queue.c.id)
-        .where(*claimable_at(queue, quota, request.cutoff, now, scope), *_served(tables, request), *allowed)
-        .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
-        .order_by(queue.c.due_at)
-    )
-    ids = _chosen(connection, due, quota.permits)
-    if not ids:
-        return []
-    entry, record, settlement = tables.entry, tables.record, tables.settlement
-    accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
-    locked = (
-        select(*_read(tables))
-        .join(entry, entry.c.id == queue.c.id)
-        .outerjoin(record, accepted)
-        .outerjoin(settlement, settlement.c.id == queue.c.id)
-        .where(queue.c.id.in_(ids))
-    )
-    rows = {row[0]: LockedRow._make(row) for row in connection.execute(locked)}
-    return [rows[id] for id in ids if id in rows]
-
-
-def _chosen(connection: Connection, due: Select[UUID], permits: int) -> Sequence[UUID]:
-    """The oldest of the due ids, locked. In the portable mode nothing is locked, and the commit decides: after a conflict with
-    another dispatcher this one chooses at random among more, so that the two seldom meet again.
-    """
-    if not connection.info.get(CONFLICTED):
-        return connection.execute(due.limit(permits).with_for_update(skip_locked=True)).scalars().all()
-    ids = connection.execute(due.limit(permits * CANDIDATES)).scalars().all()
-    chosen = set(random.sample(ids, min(permits, len(ids))))
-    return [id for id in ids if id in chosen]
-
-
-def _read(tables: Tables) -> list[Column[Any]]:
-    """The columns of a `LockedRow`."""
-    named = {"queue": tables.queue, "entry": tables.entry, "record": tables.record, "settlement": tables.settlement}
-    columns = [name.split(".") for name in LockedRow.columns(**{name: name for name in named})]
-    return [named[table].c[column] for table, column in columns]
-
-
-def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
-    """The condition that this process may serve the entry: see `ClaimRequest.unserved`."""
-    entry, queue = tables.entry, tables.queue
-    if request.unserved is None:
-        return []
-    unserved = or_(entry.c.operation.in_(request.unserved), entry.c.schema_version > SCHEMA_VERSION)
-    return [or_(queue.c.outcome.like(CANCELLED_PATTERN), ~exists().where(entry.c.id == queue.c.id, unserved))]
-
-
-def _is_suspended(tables: Tables) -> Any:
-    return exists().where(tables.meta.c.suspended_reason.is_not(None))
 
 
 def _lease(
@@ -183,27 +143,8 @@ def _lease(
     for row, lease in zip(rows, leases, strict=True):
         alike.setdefault(lease, []).append(row.id)
     for lease, ids in alike.items():
-        if dialect_of(connection).writes is Writes.COMPOUND:
-            claims_mariadb.lease(connection, tables, ids, lease, request, now)
-        else:
-            connection.execute(_leasing(tables.queue, ids, lease, request, now))
+        _sql(connection).lease(connection, tables, ids, lease, request, now)
     return [leased_entry(row, lease, request.token, now) for row, lease in zip(rows, leases, strict=True)]
-
-
-def _leasing(queue: Table, ids: Sequence[UUID], lease: Lease, request: ClaimRequest, now: datetime) -> Update:
-    values = {
-        "state": "sending",
-        "lease_token": request.token,
-        "lease_until": now + request.lease,
-        "leased_at": now,
-        "first_leased_at": func.coalesce(queue.c.first_leased_at, literal(now, Instant)),
-        "deliveries": queue.c.deliveries + 1,
-        "attempts": queue.c.attempts + int(lease.taken_over),
-        "maybe_sent": lease.maybe_sent,
-        "in_doubt_since": lease.in_doubt_since,
-        "sent_as": lease.sent_as,
-    }
-    return update(queue).where(queue.c.id.in_(ids)).values(values)
 
 
 def _new_lease(row: LockedRow, request: ClaimRequest) -> Lease:
@@ -222,13 +163,13 @@ def settle(
     connection: Connection,
     tables: Tables,
     settlements: Sequence[Ending],
-    guards: object = None,
+    guards: Guards = GUARDS,
     callbacks: str | None = None,
 ) -> set[UUID]:
     """See `claims_postgresql.settle`. It needs no guards here."""
     ended = [(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moves = [(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
-    if dialect_of(connection).writes is not Writes.COMPOUND or moves or any(change.note for _, change in ended):
+    if not _sql(connection).ENDS_ALONE or moves or any(change.note for _, change in ended):
         now, on_record = database_now(connection), callback_registry.read(connection, tables)
         if callbacks is not None and callbacks != callback_registry.summary(on_record):
             return set()
@@ -238,17 +179,11 @@ def settle(
     return _end(connection, tables, ended, now, callbacks) | moved
 
 
-def _proven(tables: Tables, key_epoch: int) -> Any:
-    """The condition under which proof of success is accepted after the lease: the key is the same."""
-    queue = tables.queue
-    return (queue.c.key_epoch == key_epoch) & queue.c.state.in_(("sending", "retry", "uncertain"))
-
-
 def _move(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Unsettled, now: datetime) -> bool:
     queue = tables.queue
     values = queue_update(entry, change)
-    ours = (queue.c.lease_token == entry.lease_token) & ~_is_suspended(tables)
-    ours = or_(ours, _proven(tables, entry.key_epoch)) if values.proof else ours
+    ours = (queue.c.lease_token == entry.lease_token) & ~is_suspended(tables)
+    ours = or_(ours, proven(tables, entry.key_epoch)) if values.proof else ours
     changing = change_in_order(update(queue).where(queue.c.id == entry.id, ours), _row(queue, values, now))
     updated = connection.execute(changing)
     if updated.rowcount and values.reason is not None:
@@ -270,10 +205,7 @@ def _end(
         alike.setdefault((entry.lease_token, entry.key_epoch, change.state), []).append((entry, change))
     settled: set[UUID] = set()
     for group in alike.values():
-        if dialect_of(connection).writes is Writes.COMPOUND:
-            settled |= claims_mariadb.end(connection, tables, group, callbacks)
-        else:
-            settled |= _end_alike(connection, tables, group, now)
+        settled |= _sql(connection).end(connection, tables, group, now, callbacks)
     notes = [
         _note(entry, change.reason, now, by_lookup=change.looked_up)
         for entry, change in ended
@@ -284,43 +216,10 @@ def _end(
     return settled
 
 
-def _end_alike(
-    connection: Connection, tables: Tables, ended: Sequence[tuple[ClaimedEntry, Settle]], now: datetime
-) -> set[UUID]:
-    changes = {entry.id: change for entry, change in ended}
-    entry, change = ended[0]
-    is_proof = change.state == "delivered"
-    gone = _delete_ended(connection, tables, list(changes), entry.lease_token, entry.key_epoch, is_proof=is_proof)
-    if gone:
-        connection.execute(insert(tables.settlement), [_settlement(row, changes[row["id"]], now) for row in gone])
-    return {row["id"] for row in gone}
-
-
-def _delete_ended(
-    connection: Connection, tables: Tables, ids: Sequence[UUID], token: UUID, key_epoch: int, *, is_proof: bool
-) -> list[dict[str, Any]]:
-    queue = tables.queue
-    ours = (queue.c.lease_token == token) & ~_is_suspended(tables)
-    ours = or_(ours, _proven(tables, key_epoch)) if is_proof else ours
-    gone = delete(queue).where(queue.c.id.in_(ids), ours)
-    rows = connection.execute(gone.returning(queue.c.id, queue.c.deliveries, queue.c.attempts, queue.c.key_epoch))
-    return [row._asdict() for row in rows]
-
-
-def _settlement(row: Mapping[str, Any], change: Settle, now: datetime) -> dict[str, Any]:
-    return {
-        **row,
-        "state": change.state,
-        "result": None if change.result is None else json.dumps(change.result),
-        "reason": change.reason,
-        "attempts": max(row["attempts"], change.attempts),
-        "settled_at": now,
-    }
-
-
 def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
     """The new values of the queue row, in the order in which they are set. Other columns keep their values."""
     released = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    delivered = queue.c.deliveries - values.uncounted  # relative: later deliveries may have been counted meanwhile
     row = {
         "waiting_since": released if values.uncounted else None,
         "state": values.state,
@@ -328,8 +227,7 @@ def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
         "lease_token": None,
         "lease_until": None,
         "leased_at": None,
-        "deliveries": queue.c.deliveries
-        - values.uncounted,  # relative: later deliveries may have been counted meanwhile
+        "deliveries": delivered,
         "attempts": values.attempts,
         "maybe_sent": values.maybe_sent,
         "in_doubt_since": values.in_doubt_since,

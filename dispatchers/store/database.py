@@ -25,7 +25,7 @@ from dispatchers.store import database_identity as store_identity
 from dispatchers.store.callback_plan import Calling, call_completed, call_settled
 from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.exchange import Exchanges
+from dispatchers.store.exchange import Exchanges, QueueSql
 from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.guards import Guards, guard
 from dispatchers.store.listener import Listener
@@ -93,7 +93,7 @@ class DatabaseStore:
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # `CallbackTransactions` sets the limits of that transaction
-        sql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_plain
+        sql: QueueSql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_plain
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -48,10 +48,32 @@ class NotCommitted(Exception):
     """Rolls back a transaction that was only a try."""
 
 
-class Exchanges:
-    """Settles and claims. run: runs work in a transaction. sql: the module with the statements for this database."""
+class QueueSql(Protocol):
+    """guards: the limits to set with the first statement, where the database has limits of a transaction."""
 
-    def __init__(self, run: Run, tables: Tables, sql: Any, rounds: FairCursor, guards: Guards) -> None:
+    def claim(
+        self,
+        connection: Connection,
+        tables: Tables,
+        request: ClaimRequest,
+        rounds: FairCursor = ...,
+        guards: Guards | None = None,
+    ) -> list[ClaimedEntry]: ...
+
+    def settle(
+        self,
+        connection: Connection,
+        tables: Tables,
+        settlements: Sequence[Ending],
+        guards: Guards = ...,
+        callbacks: str | None = None,
+    ) -> set[UUID]: ...
+
+
+class Exchanges:
+    """Settles and claims. run: runs work in a transaction. sql: the module that claims and settles on this database."""
+
+    def __init__(self, run: Run, tables: Tables, sql: QueueSql, rounds: FairCursor, guards: Guards) -> None:
         self._run = partial(run_seeing_all, run)
         self._tables = tables
         self._sql = sql
@@ -160,7 +182,7 @@ class Exchanges:
         passed, ended: the released entries, and those that had ended before, are added to them.
         guards: the limits to set, if this transaction has none yet.
         """
-        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds, guards)
+        found = self._sql.claim(connection, self._tables, request, self._rounds, guards)
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
             removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])

@@ -13,7 +13,7 @@ ALLOWED = {
     "process/dispatcher.py": {"_set_up"},  # the defaults of what is handed in
     "pipeline/loop_watch.py": {"_watch", "_handle_block"},  # for how long the event loop was really blocked
     "steady_clock.py": {"steady_clock", "_STEADY"},
-    "store/claims_plain.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
+    "store/plain_rows.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
     "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
     "admin/check/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/decide/proposals.py": {"propose"},  # its id is chance; its time is the database's
