@@ -83,7 +83,7 @@ def _migrate(target: Target, work: Callable[[Connection], None]) -> None:
         is_repeated = False
         try:
             with connected(target) as connection, dialect_of(connection).migrating(connection, is_callers=is_callers):
-                is_repeated = dialect_of(connection).repeats_migrations
+                is_repeated = dialect_of(connection).repeats_conflicts
                 work(connection)
             return
         except DBAPIError as error:

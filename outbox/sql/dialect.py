@@ -30,7 +30,6 @@ from outbox.sql.servers import DIALECTS, refused
 if TYPE_CHECKING:
     from outbox.sql.schema import Tables
 
-SUPPORTED = ("postgresql", "sqlite", "mariadb", "portable")
 SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
 
 _FILES = {
@@ -39,6 +38,8 @@ _FILES = {
     "mariadb": "outbox.sql.mariadb.dialect",
     "sqlite": "outbox.sql.sqlite",
 }
+
+SUPPORTED = tuple(_FILES)
 
 
 for _name, _class in (
@@ -73,7 +74,7 @@ def dialect_if_supported(bind: _Bound) -> "Dialect | None":
 
 def dialect_rendered(driver: DriverDialect) -> "Dialect":
     """For text and values of a dialect of SQLAlchemy; PostgreSQL's if there is no database, as in `str(statement)`."""
-    return dialect_named(driver.name if driver.name in _FILES else "postgresql")
+    return dialect_named(driver.name if driver.name in SUPPORTED else "postgresql")
 
 
 def dialect_named(name: str) -> "Dialect":
@@ -86,7 +87,7 @@ _loaded: dict[str, "Dialect"] = {}
 
 def _load(name: str) -> "Dialect":
     """A process loads the dialects that it uses."""
-    if name not in _FILES:
+    if name not in SUPPORTED:
         raise not_supported(name)
     loaded: Dialect = import_module(_FILES[name]).DIALECT
     return _loaded.setdefault(name, loaded)
@@ -184,7 +185,7 @@ class Dialect(ABC):
     """Execution options of a transaction that sees one moment of the database, and cannot write where that is possible."""
 
     repeats_conflicts: ClassVar[bool] = False
-    """Whether a transaction is repeated that the server ended in favour of another one."""
+    """Whether a transaction, or a migration, is repeated that the server ended in favour of another one."""
 
     requires_isolation: ClassVar[bool] = False
     """Whether a connection is refused whose transaction is at another level, also one that only reads."""
@@ -209,8 +210,6 @@ class Dialect(ABC):
     sessions_right: ClassVar[str | None] = None
     """What lets a role see the sessions of others; None without statistics of tables and sessions."""
 
-    has_vacuum: ClassVar[bool] = False
-
     has_server_checks: ClassVar[bool] = False
     """Whether the doctor compares settings of the server and its cluster: `server_settings`, `cluster_settings`."""
 
@@ -224,9 +223,6 @@ class Dialect(ABC):
 
     commits_ddl: ClassVar[bool] = False
     """Whether each statement of a migration may commit by itself, so that one may have been interrupted."""
-
-    repeats_migrations: ClassVar[bool] = False
-    """Whether two migrations may run at the same time; one of them is then repeated."""
 
     hides_tables: ClassVar[bool] = False
     """Whether a table looks missing to a user without rights on it."""

@@ -32,6 +32,8 @@ _PASSING = (5, 6, 10, 13)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL
 
 
 class SQLite(Dialect):
+    """One file with one writer. Every statement of the outbox is plain SQL."""
+
     name = "sqlite"
 
     clock = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970

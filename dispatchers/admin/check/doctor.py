@@ -253,7 +253,7 @@ def _horizon(connection: Connection, context: Context) -> Iterable[Finding]:
 
 def _vacuum(connection: Connection, context: Context) -> Iterable[Finding]:
     dialect = dialect_of(connection)
-    if dialect.has_vacuum:
+    if dialect.has_catalog:
         yield from rules.vacuum(read_tables(connection, context.tables))
     if (history := dialect.read_history(connection)) is not None:
         yield from doctor_mariadb.purge(history)

@@ -30,6 +30,8 @@ _MYSQLCLIENT = {"binary_prefix": True}
 
 
 class MariaDB(Dialect):
+    """READ COMMITTED, with locks that are rows; a batch is a few statements of text."""
+
     name = "mariadb"
 
     clock = "UTC_TIMESTAMP(6)"  # the statement's start

@@ -11,6 +11,8 @@ from outbox.sql.statements import on_conflict_do_update
 
 
 class Compatible(Dialect):
+    """The SQL that both take."""
+
     clock = "clock_timestamp()"
     # PostgreSQL reads no JSON with an escaped NUL, whichever member is asked for: one such payload would end the statement.
     json_member = (

@@ -39,6 +39,8 @@ from outbox.sql.transactions import is_in_autocommit
 
 
 class PostgreSQL(Compatible):
+    """One statement for a batch, functions, advisory locks, and NOTIFY."""
+
     name = "postgresql"
 
     later = "{0} + make_interval(secs => {1})"
@@ -51,7 +53,6 @@ class PostgreSQL(Compatible):
     snapshot = MappingProxyType({"isolation_level": "REPEATABLE READ", "postgresql_readonly": True})
     has_limits = True
     sessions_right = "GRANT pg_read_all_stats TO it"
-    has_vacuum = True
 
     def transaction_start(self) -> ColumnElement[Any]:
         """An index condition needs a stable clock."""

@@ -22,6 +22,8 @@ from outbox.sql.server_reports import ServerIdentity
 
 
 class Portable(Compatible):
+    """Plain SQL at SERIALIZABLE, with locks that are rows."""
+
     name = NAME
 
     later = "{0} + CAST({1} AS double precision) * INTERVAL '1 second'"
@@ -32,7 +34,6 @@ class Portable(Compatible):
     repeats_conflicts = True
     takes_compatible_servers = True
     commits_ddl = True
-    repeats_migrations = True
 
     def lock_key(self, connection: Connection, tables: Tables, id: UUID) -> Lock:
         return Lock(key_locks.lock_by_row(connection, tables, id, 1), keeps_snapshot=True)

@@ -16,7 +16,8 @@ from dispatchers.admin.read import destinations, summary
 from dispatchers.admin.read.counts import Count, count_rows
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.summary import count_uncertain, read_summary
-from dispatchers.admin.read.table_health import read_database_health, read_holders
+from dispatchers.admin.read.table_health import read_database_health
+from outbox.sql.dialect import dialect_of
 
 
 def test_the_summary_counts_what_waits(database: Database, ob: outbox.Outbox) -> None:
@@ -111,7 +112,7 @@ def test_a_session_that_holds_back_the_purge_of_mariadb_is_shown(mariadb: Databa
             each.execute(sa.select(TABLES.queue.c.id)).all()
 
         def shown() -> set[str]:
-            return {holder.what.split()[2] for holder in read_holders(connection) or []}
+            return {holder.what.split()[2] for holder in dialect_of(connection).read_holders(connection) or []}
 
         until = time.monotonic() + 60
         while ids[0] not in shown():  # MariaDB shows the same for a tenth of a second

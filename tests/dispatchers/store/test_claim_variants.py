@@ -1,6 +1,6 @@
 """The claims of all databases are equal: each row's state, due time and destination, against one model in Python.
 
-The lease's new values, the condition of due entries and that of throttled destinations stand in `claims_postgresql`, in
+The lease's new values, the condition of due entries and that of throttled destinations are written in `claims_postgresql`, in
 `plain_rows` with `claims_plain`, and in `claims_mariadb`.
 """
 
