@@ -12,7 +12,7 @@
 
 The order, the record of the request and the entry commit together or not at all. Another process, the dispatcher (package
 `dispatchers`), sends the entry. It derives the key of the entry from the key of the request, so every attempt has the same
-key. Read next: `enqueue.py`, then in `dispatchers` `decide.py`, `store/claims_postgresql.py` and `pipeline/claim_loops.py`.
+key. Read next: `enqueue.py`, then in `dispatchers` `decide.py`, `store/queue/claims_postgresql.py` and `pipeline/claim_loops.py`.
 """
 
 import os

@@ -164,8 +164,8 @@ def _effect(
     """Wait a moment until the running dispatchers have carried the decision out; without one, do not wait."""
     from dispatchers.admin.decide.bulk_effect import CARRIED_OUT, count_open
     from dispatchers.admin.read.dispatchers import live
-    from dispatchers.store.database_identity import is_suspended
-    from dispatchers.store.heartbeats import read_dispatchers
+    from dispatchers.store.records.heartbeats import read_dispatchers
+    from dispatchers.store.records.identity import is_suspended
     from outbox.sql.clock import database_now
 
     if decision.action not in CARRIED_OUT or not done.done:

@@ -16,7 +16,7 @@ from dispatchers.cli.over_databases import over_databases
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dispatchers.store.callback_registry import CallbackOnRecord
+    from dispatchers.store.app_code.callback_registry import CallbackOnRecord
 
 
 @click.group()
@@ -32,7 +32,7 @@ def callbacks() -> None:
 @over_databases
 def list_callbacks(target: options.Target) -> None:
     """List the recorded callbacks and the entries waiting for each."""
-    from dispatchers.store.callback_registry import list_all
+    from dispatchers.store.app_code.callback_registry import list_all
 
     with reading(target) as (connection, tables):
         found = list_all(connection, tables)
@@ -61,7 +61,7 @@ def record(names: list[str], target: options.Target) -> None:
     The function may also make a fleet. Run this command before a deploy, after `outbox db upgrade`. Then you can deploy app
     and dispatcher in any order: no running dispatcher settles an entry of the new app without its callback.
     """
-    from dispatchers.store.callback_registry import register
+    from dispatchers.store.app_code.callback_registry import register
 
     with deciding(target) as (connection, tables):
         register(connection, tables, names)
@@ -80,8 +80,8 @@ def forget(name: str, target: options.Target) -> None:
     NAME is its name in `outbox callbacks list`: 'on_settled bank.charge'. Entries waiting for it settle without it.
     """
     from dispatchers.names import did_you_mean
-    from dispatchers.store.callback_registry import forget as take_off
-    from dispatchers.store.callback_registry import read
+    from dispatchers.store.app_code.callback_registry import forget as take_off
+    from dispatchers.store.app_code.callback_registry import read
 
     with deciding(target) as (connection, tables):
         waited = take_off(connection, tables, name)

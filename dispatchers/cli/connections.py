@@ -104,7 +104,7 @@ def repeated_after_conflicts(work: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return work(*arguments, **given)
             except Exception as error:
-                from dispatchers.store.row_errors import is_conflict
+                from dispatchers.store.queue.row_errors import is_conflict
 
                 if not is_conflict(error) or REPEATED in getattr(error, "__notes__", ()):
                     raise

@@ -46,8 +46,8 @@ def failure_of(error: Exception) -> Failure | None:
     from sqlalchemy.exc import DBAPIError
 
     from dispatchers.errors import DecisionRefused, EntryNotFound
-    from dispatchers.store.outage_log import cause_of
-    from dispatchers.store.row_errors import is_conflict
+    from dispatchers.store.connections.outage_log import cause_of
+    from dispatchers.store.queue.row_errors import is_conflict
     from outbox.errors import OutboxError
     from outbox.sql.mariadb_errors import leaves_cluster
 

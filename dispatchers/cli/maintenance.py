@@ -89,8 +89,8 @@ def maintenance(target: Target, windows: tuple[Any, ...], retention: timedelta |
     from dispatchers.maintenance.retention import Retention
     from dispatchers.maintenance.retention_sql import STEPS, overdue
     from dispatchers.settings import RETENTION
-    from dispatchers.store.heartbeats import forget_dead
-    from dispatchers.store.send_counts import forget_old
+    from dispatchers.store.records.heartbeats import forget_dead
+    from dispatchers.store.records.send_counts import forget_old
 
     spans = Retention.of(RETENTION if retention is None else retention, windows)
     with deciding(target) as (connection, tables):

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from starlette.exceptions import HTTPException
 
 from dispatchers.errors import DecisionRefused, EntryNotFound
-from dispatchers.store.outage_log import cause_of, is_outage
+from dispatchers.store.connections.outage_log import cause_of, is_outage
 from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, OutboxError, SchemaError
 from outbox.sql.driver_errors import sqlstate
 

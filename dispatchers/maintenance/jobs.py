@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Place, Scan
-from dispatchers.store.gauges import Gauge, read_gauges
-from dispatchers.store.heartbeats import forget_dead
 from dispatchers.store.protocol import Run
-from dispatchers.store.queries import read_lags
-from dispatchers.store.send_counts import forget_old
+from dispatchers.store.records.gauges import Gauge, read_gauges
+from dispatchers.store.records.heartbeats import forget_dead
+from dispatchers.store.records.queries import read_lags
+from dispatchers.store.records.send_counts import forget_old
 from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.clock import database_now
 from outbox.sql.driver_errors import sqlstate

@@ -33,9 +33,9 @@ from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.wakeup import Wakeup, first_set
 from dispatchers.settings import Settings
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.outage_log import OutageLog
+from dispatchers.store.connections.outage_log import OutageLog
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
+from dispatchers.store.queue.claim_request import ClaimRequest
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring
 from outbox.times import NEVER

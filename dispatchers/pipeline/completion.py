@@ -10,7 +10,7 @@ from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.names import did_you_mean
 from dispatchers.pipeline.wakeup import until_set
 from dispatchers.store.protocol import Store
-from dispatchers.store.queries import MAX_ACCEPTED, Accepted
+from dispatchers.store.records.queries import MAX_ACCEPTED, Accepted
 from dispatchers.telemetry.errors import ErrorReports, described
 from outbox.sql.driver_errors import is_passing
 

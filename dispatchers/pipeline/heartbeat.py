@@ -21,11 +21,11 @@ from sqlalchemy import Connection
 
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.settings import Settings
-from dispatchers.store import heartbeats
-from dispatchers.store.heartbeats import BEAT_SECONDS, DispatcherSeen, Heartbeat
-from dispatchers.store.outage_log import cause_of, is_outage
+from dispatchers.store.connections.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Store
-from dispatchers.store.send_counts import add_counts
+from dispatchers.store.records import heartbeats
+from dispatchers.store.records.heartbeats import BEAT_SECONDS, DispatcherSeen, Heartbeat
+from dispatchers.store.records.send_counts import add_counts
 from dispatchers.telemetry.tally import Tallied, Tally
 from dispatchers.time_limits import FOREVER, Window
 from outbox.times import EPOCH

@@ -20,7 +20,7 @@ from dispatchers.pipeline.settlement import Result, SettlementWorker, Waiting
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.settings import Settings
-from dispatchers.store.outage_log import OutageLog
+from dispatchers.store.connections.outage_log import OutageLog
 from dispatchers.store.protocol import Exchange, Store
 from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 

@@ -13,8 +13,8 @@ from uuid import UUID
 from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Calls, CompletionFailed
 from dispatchers.decide import hand_over, keep, release
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Store
+from dispatchers.store.queue.ordering import NextIsLocked
 from dispatchers.telemetry.errors import ErrorReports, Where, described
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import GuardedTrace

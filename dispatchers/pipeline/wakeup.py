@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from dispatchers.store.listener import CannotListen, Listener
+from dispatchers.store.connections.listener import CannotListen, Listener
 from outbox.sql.hint_messages import Due, Hint, merged, process_token
 
 log = logging.getLogger("outbox.dispatcher")

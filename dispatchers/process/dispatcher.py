@@ -31,10 +31,10 @@ from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
+from dispatchers.store.connections.outage_log import OutageLog
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.gauges import count_blocked_groups
-from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
+from dispatchers.store.records.gauges import count_blocked_groups
 from dispatchers.telemetry.errors import Reporter
 from dispatchers.telemetry.events import Backlog, Observer
 from dispatchers.telemetry.http_server import HttpServer, address_of

@@ -25,7 +25,7 @@ from dispatchers.process.databases_file import checked_databases, read_databases
 from dispatchers.process.dispatcher import Dispatcher, check_include
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
-from dispatchers.store.outage_log import cause_of
+from dispatchers.store.connections.outage_log import cause_of
 from dispatchers.telemetry.errors import ErrorReports, Reporter
 from dispatchers.telemetry.events import UNSERVED, Observers
 from dispatchers.telemetry.http_server import HttpServer, address_of

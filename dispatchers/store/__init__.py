@@ -1,1 +1,1 @@
-"""The dispatcher's side of the database: all of its SQL, and the protocol that the pipeline knows."""
+"""The dispatcher's side of the database: the protocol that the pipeline knows, and its SQL."""

@@ -1,7 +1,7 @@
 """The store on a real database: leases entries, and settles them only while their leases are valid.
 
 Every method uses short transactions of its own, which are committed before anything is sent. `claims_postgresql` and
-`claims_plain` have the SQL.
+`claims_rows` have the SQL.
 """
 
 import logging
@@ -20,17 +20,21 @@ from dispatchers.callbacks import AppTransactions, Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.state import FlowUpdate
-from dispatchers.store import callback_registry, claims_plain, claims_postgresql
-from dispatchers.store import database_identity as store_identity
-from dispatchers.store.callback_plan import Calling, call_completed, call_settled
-from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.exchange import Exchanges, QueueSql
-from dispatchers.store.flow_control import make_rows, read_flow_states
-from dispatchers.store.guards import Guards, guard
-from dispatchers.store.listener import Listener
+from dispatchers.store.app_code import callback_registry
+from dispatchers.store.app_code.callback_plan import Calling, call_completed, call_settled
+from dispatchers.store.app_code.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
+from dispatchers.store.connections.guards import Guards, guard
+from dispatchers.store.connections.listener import Listener
+from dispatchers.store.connections.transactions import MAINTENANCE, Transactions
 from dispatchers.store.protocol import Exchange, Survey
-from dispatchers.store.queries import (
+from dispatchers.store.queue import claims_postgresql, claims_rows
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.exchange import Exchanges, QueueSql
+from dispatchers.store.queue.stuck_groups import StuckGroups
+from dispatchers.store.queue.throttling import make_rows, read_flow_states
+from dispatchers.store.queue.unstarted_leases import read_leased
+from dispatchers.store.records import identity as store_identity
+from dispatchers.store.records.queries import (
     Accepted,
     Wanted,
     destination_names,
@@ -38,9 +42,6 @@ from dispatchers.store.queries import (
     next_accepted,
     request_lookups,
 )
-from dispatchers.store.stuck_groups import StuckGroups
-from dispatchers.store.transactions import MAINTENANCE, Transactions
-from dispatchers.store.unstarted_leases import read_leased
 from dispatchers.transitions import ClaimedEntry, End, Ending, Release
 from outbox import migrations
 from outbox.configuration import Configuration
@@ -93,7 +94,7 @@ class DatabaseStore:
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # `CallbackTransactions` sets the limits of that transaction
-        sql: QueueSql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_plain
+        sql: QueueSql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_rows
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.listener import Listener
-from dispatchers.store.queries import Accepted, Wanted
+from dispatchers.store.connections.listener import Listener
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.records.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Lease
 from outbox.keys import KeyFields, Keyring
 from outbox.sql.schema import Tables

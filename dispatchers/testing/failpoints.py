@@ -19,8 +19,9 @@ import outbox.sessions.session
 from dispatchers.admin.decide import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
 from dispatchers.pipeline import batch, sender, triage
-from dispatchers.store import callback_transactions, claims_plain, claims_postgresql
 from dispatchers.store import database as store_database
+from dispatchers.store.app_code import callback_transactions
+from dispatchers.store.queue import claims_postgresql, claims_rows
 from outbox.errors import InvalidValue
 
 
@@ -33,7 +34,7 @@ class Seam(NamedTuple):
     when: Callable[[tuple[Any, ...], Any], bool] = lambda arguments, answer: True
 
 
-_STORES = (claims_postgresql, claims_plain)
+_STORES = (claims_postgresql, claims_rows)
 
 POINTS: Mapping[str, Seam] = {
     # the app's transaction

@@ -97,7 +97,7 @@ def queue(prefix: str) -> list[Any]:
         Column("waiting_since", Instant),  # when it first became due, if it was only released since
         Column("fair", String(255)),  # the destination, if it is fair; otherwise NULL, like
         Column("scope", String(255)),  # the parent's scope
-        # the entry waits for a dispatcher with this callback: `dispatchers.store.callback_registry`
+        # the entry waits for a dispatcher with this callback: `dispatchers.store.app_code.callback_registry`
         Column("callback", String(160)),
         Column(
             "known", String(255)

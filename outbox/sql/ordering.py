@@ -3,11 +3,11 @@
 An entry gets its position in its group at the flush (`outbox.sql.positions`). Positions are in commit order: a transaction
 that sees an entry also sees every earlier entry of its group.
 
-The claim decides whether an entry is the head of its group (`dispatchers/store/ordering.py`); the enqueue does not. An entry
-that is not the head gets the due time NEVER, and is *blocked*. Every entry passes this decision, so an entry that becomes due too
-early costs one claim, but is not sent out of order. This is safe because a claim sees every earlier entry. Only "send again" (by
-an operator, or after a lookup's proof of absence) puts an entry before others that may be in flight, and it waits until their
-leases have ended.
+The claim decides whether an entry is the head of its group (`dispatchers/store/queue/ordering.py`); the enqueue does not. An
+entry that is not the head gets the due time NEVER, and is *blocked*. Every entry passes this decision, so an entry that becomes
+due too early costs one claim, but is not sent out of order. This is safe because a claim sees every earlier entry. Only "send
+again" (by an operator, or after a lookup's proof of absence) puts an entry before others that may be in flight, and it waits
+until their leases have ended.
 
 No group stops. A transaction that blocks an entry first locks and updates the row of the group's head. A transaction that
 removes an entry from its group makes the next entry due, with a later statement (`advance`). The possible races:

@@ -17,7 +17,7 @@ from support.retention import elapse, settle_all
 
 import outbox
 from dispatchers.cli import connections
-from dispatchers.store import callback_registry
+from dispatchers.store.app_code import callback_registry
 from outbox.sql.clock import clock
 from outbox.sql.deployment import record_secrets
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from support.database import TABLES
 
 from dashboard_browser.conftest import Browse
-from dispatchers.store.heartbeats import LIVE_FOR
+from dispatchers.store.records.heartbeats import LIVE_FOR
 
 REASON = "the service's log shows it"
 

@@ -20,7 +20,7 @@ from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.steady_clock import steady_clock
 from dispatchers.store import database as store_database
-from dispatchers.store.transactions import Transactions
+from dispatchers.store.connections.transactions import Transactions
 from dispatchers.time_limits import Window
 
 

@@ -40,10 +40,10 @@ from dispatchers.admin.decide.again import again as ask_again
 from dispatchers.cli.connections import repeated_after_conflicts
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import Scan, delete_entries
-from dispatchers.store import claims_plain
+from dispatchers.store.connections.outage_log import cause_of, is_outage
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.ordering import leave, sort_out
-from dispatchers.store.outage_log import cause_of, is_outage
+from dispatchers.store.queue import claims_rows
+from dispatchers.store.queue.ordering import leave, sort_out
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
 from outbox.sql.clock import clock, earlier
 from outbox.sql.engines import engine_of
@@ -103,7 +103,7 @@ def a_refused_claim_is_not_sent_and_takes_no_outcome_with_it(engines: list[sa.En
     def take_first(connection: sa.Connection) -> None:
         if connection.info.pop("claims", False) and service.deliveries and len(taken) < 2:
             one = claim_request(quota(permits=1))
-            (entry,) = on_a_node(engines[0], lambda other: claims_plain.claim(other, TABLES, one))
+            (entry,) = on_a_node(engines[0], lambda other: claims_rows.claim(other, TABLES, one))
             taken.append(entry.id)
 
     sa.event.listen(engine, "before_cursor_execute", note)
@@ -234,7 +234,7 @@ def a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_aga
     def send_again(connection: sa.Connection) -> None:
         change = SendAgain(0, None, HOUR, "an operator")
         connection.execute(decided.values(**lease))
-        claims_plain.settle(connection, TABLES, [(entry, change)])
+        claims_rows.settle(connection, TABLES, [(entry, change)])
         leave(connection, TABLES, [(entry, change)])
 
     def claim_heads(connection: sa.Connection) -> list[ClaimedEntry]:

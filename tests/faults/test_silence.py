@@ -17,9 +17,9 @@ from support.relays import Relay, relay
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store import watchdog
-from dispatchers.store.transactions import Transactions
-from dispatchers.store.watchdog import DatabaseSilent, Silence, Timeouts
+from dispatchers.store.connections import watchdog
+from dispatchers.store.connections.transactions import Transactions
+from dispatchers.store.connections.watchdog import DatabaseSilent, Silence, Timeouts
 
 LEASE = timedelta(seconds=8)
 

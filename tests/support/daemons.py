@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Outcome
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.time_limits import Window
 from dispatchers.transitions import Ending
 from support.database import IMPORT_PATH, Database

@@ -13,7 +13,7 @@ import httpx
 from starlette.requests import Request
 
 from dispatchers.dashboard import Dashboard, Identity
-from dispatchers.store.heartbeats import Heartbeat, beat
+from dispatchers.store.records.heartbeats import Heartbeat, beat
 from support.database import TABLES, Database
 
 SITE = "http://ops.example"

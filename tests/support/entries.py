@@ -18,9 +18,9 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import as_record, on_record
 from dispatchers.process.dispatcher import Simulation
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
 from outbox.sql.clock import earlier

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers.store import claims_plain
+from dispatchers.store.queue import claims_rows
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import clock, earlier
 from outbox.sql.driver_errors import DEADLOCK, sqlstate
@@ -80,11 +80,11 @@ def enqueued(engines: list[sa.Engine], ob: outbox.Outbox, parent: str) -> UUID:
 
 
 def claim(connection: sa.Connection) -> list[ClaimedEntry]:
-    return claims_plain.claim(connection, TABLES, claim_request(quota()))
+    return claims_rows.claim(connection, TABLES, claim_request(quota()))
 
 
 def ending(entry: ClaimedEntry, state: Literal["delivered", "failed"]) -> Callable[[sa.Connection], set[UUID]]:
-    return lambda connection: claims_plain.settle(connection, TABLES, [(entry, Settle(state, 1))])
+    return lambda connection: claims_rows.settle(connection, TABLES, [(entry, Settle(state, 1))])
 
 
 def on_a_node(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.ordering import MOMENT
+from dispatchers.store.queue.ordering import MOMENT
 from outbox.sql.clock import clock_plus
 from outbox.sql.ordering import is_blocked
 from support.database import TABLES, Database

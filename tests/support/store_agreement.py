@@ -24,10 +24,10 @@ from dispatchers.admin.decide import decisions
 from dispatchers.admin.decide import resume as admin_resume
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.flow_control.state import FlowUpdate, Taken, on_record
-from dispatchers.store import database_identity as store_identity
-from dispatchers.store import queries
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.records import identity as store_identity
+from dispatchers.store.records import queries
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry
 from outbox.sessions.session import flush_all

@@ -10,7 +10,7 @@ import pytest
 
 from dispatchers import decide as rules
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.store import queue_update
+from dispatchers.store.queue import queue_update
 from dispatchers.stored_outcome import Known
 from dispatchers.time_limits import FOREVER, Memory
 from dispatchers.transitions import ClaimedEntry, Retry, RetryCallback, SendAgain, Settle, Transition

@@ -18,12 +18,12 @@ from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.dispatchers import is_served, live
 from dispatchers.admin.read.overview import read_unregistered, read_unserved
 from dispatchers.admin.read.table_health import read_tables
-from dispatchers.store import callback_registry
-from dispatchers.store.guards import Guards
-from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.outage_log import cause_of, is_outage
+from dispatchers.store.app_code import callback_registry
+from dispatchers.store.connections.guards import Guards
+from dispatchers.store.connections.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Run
-from dispatchers.store.queries import read_lags
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.records.queries import read_lags
 from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import Keyring

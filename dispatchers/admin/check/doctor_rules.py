@@ -10,8 +10,8 @@ from dispatchers.admin.read.dispatchers import differences, live, readable
 from dispatchers.admin.read.overview import Unregistered, Unserved
 from dispatchers.admin.read.waiting_reasons import NO_DISPATCHER, SUSPENDED, UNSERVED
 from dispatchers.names import prefixes
-from dispatchers.store.callback_registry import CallbackOnRecord
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.app_code.callback_registry import CallbackOnRecord
+from dispatchers.store.records.heartbeats import DispatcherSeen
 from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.body_partitions import Layout
 from outbox.sql.server_reports import Holder, TableHealth

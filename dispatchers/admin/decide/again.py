@@ -16,7 +16,7 @@ from dispatchers.admin.decide.decisions import check_decision
 from dispatchers.admin.decide.effects import record_events, refused
 from dispatchers.admin.decide.safe import Offer
 from dispatchers.admin.read.entries import no_entry
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.queries import unreadable
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields

@@ -40,7 +40,7 @@ from dispatchers.admin.read.entry_filter import (
     narrowed,
     row_conditions,
 )
-from dispatchers.store.database_identity import is_suspended
+from dispatchers.store.records.identity import is_suspended
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.clock import database_now

@@ -16,9 +16,9 @@ from dispatchers.admin.decide.entry_version import events_of, version_text
 from dispatchers.admin.decide.key_window import KeyWindow, key_window, memory_of
 from dispatchers.admin.decide.safe import Offer, offers
 from dispatchers.admin.read.entries import EntryEvent, EntrySummary, read_entries_where
-from dispatchers.store.database_identity import is_suspended
-from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.records.identity import is_suspended
+from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import MalformedOutcome
 from outbox.sql.schema import Tables
 

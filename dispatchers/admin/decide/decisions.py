@@ -27,10 +27,10 @@ from dispatchers.admin.read.dispatchers import served_destinations
 from dispatchers.delivery import MAX_RESULT_BYTES
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.flow_control.state import service_of
-from dispatchers.store import flow_control as store_flow_control
-from dispatchers.store.database_identity import is_suspended
-from dispatchers.store.heartbeats import read_dispatchers
-from dispatchers.store.stuck_groups import free_stuck, head_of
+from dispatchers.store.queue import throttling as store_flow_control
+from dispatchers.store.queue.stuck_groups import free_stuck, head_of
+from dispatchers.store.records.heartbeats import read_dispatchers
+from dispatchers.store.records.identity import is_suspended
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
 from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue

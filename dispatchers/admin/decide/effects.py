@@ -14,7 +14,7 @@ from sqlalchemy import ARRAY, Connection, Row, Update, Uuid, bindparam, case, de
 
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.errors import DecisionRefused
-from dispatchers.store import callback_registry
+from dispatchers.store.app_code import callback_registry
 from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState, read_outcome, write_outcome
 from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from dispatchers.admin.read.dispatchers import live
 from dispatchers.names import prefixes
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.records.heartbeats import DispatcherSeen
 from dispatchers.time_limits import CENTURY, FOREVER, Memory, Window, last_safe_send
 
 

@@ -15,7 +15,7 @@ from dispatchers.admin.decide.effects import Action, Verdict
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.errors import EntryNotFound
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.queries import unreadable
 from outbox.sql.clock import database_now
 from outbox.sql.rights import Right, without_right
 from outbox.sql.schema import Tables

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, sel
 
 from dispatchers.admin.decide.audit import write_audit
 from dispatchers.admin.decide.decisions import check_decision
-from dispatchers.store.database_identity import (
+from dispatchers.store.connections.guards import guard
+from dispatchers.store.records.identity import (
     can_read_server,
     later_resume,
     read_identity,
@@ -23,7 +24,6 @@ from dispatchers.store.database_identity import (
     suspend,
     values_of,
 )
-from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock, database_now
 from outbox.sql.column_types import Instant

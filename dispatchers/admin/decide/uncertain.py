@@ -12,7 +12,7 @@ from dispatchers.admin.decide.decisions import check_decision, entry_row, log_de
 from dispatchers.admin.decide.effects import look_up_row, refused, send_again_row
 from dispatchers.admin.decide.key_window import memory_of
 from dispatchers.admin.decide.safe import why_not_look_up, why_not_new_key, why_not_same_key
-from dispatchers.store.heartbeats import read_dispatchers
+from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.time_limits import Memory
 from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables

@@ -11,9 +11,9 @@ from dispatchers.admin.read.counts import EXACT_ZERO, MAX_COUNTED, Count, planne
 from dispatchers.admin.read.dispatchers import served_destinations
 from dispatchers.admin.read.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
-from dispatchers.store.flow_control import is_throttled
-from dispatchers.store.heartbeats import read_dispatchers
-from dispatchers.store.queries import destination_names, is_claimable, of_each_destination, read_lags
+from dispatchers.store.queue.throttling import is_throttled
+from dispatchers.store.records.heartbeats import read_dispatchers
+from dispatchers.store.records.queries import destination_names, is_claimable, of_each_destination, read_lags
 from outbox.sql.clock import clock, database_now
 from outbox.sql.schema import Tables
 from outbox.sql.statements import read_by_index

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatchers.names import prefixes
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.records.heartbeats import DispatcherSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

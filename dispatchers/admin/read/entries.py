@@ -16,7 +16,7 @@ from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filt
 from dispatchers.admin.read.entry_pages import Place, read_places
 from dispatchers.admin.read.plain_values import parsed_or_text
 from dispatchers.errors import EntryNotFound
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.entries.status import waiting_reason

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, or_, select
 
 from dispatchers.admin.read.payload_filter import Member
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, parent_id
 from outbox.sql.parent_index import is_under

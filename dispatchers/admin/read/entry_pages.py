@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, func, literal, or_, select, true, union_all
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
-from dispatchers.store.queries import destination_names
+from dispatchers.store.records.queries import destination_names
 from outbox.sql.column_types import Instant
 from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables

@@ -13,8 +13,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
 
 from dispatchers.admin.read.dispatchers import Difference, differences, is_served, live
-from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.queries import RELEASED_WITHIN, destination_names, unreadable
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.records.queries import RELEASED_WITHIN, destination_names, unreadable
 from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
 from outbox.sql.clock import database_now
 from outbox.sql.ordering import is_blocked

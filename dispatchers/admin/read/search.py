@@ -21,7 +21,7 @@ from dispatchers.admin.read.entries import EntrySummary, ids_beginning_with, rea
 from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter
 from dispatchers.admin.read.entry_pages import beginning, parts_of
 from dispatchers.admin.read.requests import OPEN_STATES, RequestSummary
-from dispatchers.store.queries import unreadable
+from dispatchers.store.records.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.sql.clock import database_now

@@ -12,8 +12,8 @@ from dispatchers.admin.read.counts import Count, count_rows, planned_rows
 from dispatchers.admin.read.destinations import DestinationState, most_urgent, read_destinations
 from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.admin.read.throughput import Throughput, read_throughput
-from dispatchers.store.gauges import Gauge, read_gauges
-from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.records.gauges import Gauge, read_gauges
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
 from outbox.sql.schema import Tables, is_open
 from outbox.sql.statements import read_by_index
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from dispatchers.store.send_counts import read_counts
+from dispatchers.store.records.send_counts import read_counts
 from dispatchers.telemetry.tally import BOUNDS, WAITED
 from outbox.sql.clock import database_now
 from outbox.sql.schema import Tables

@@ -6,7 +6,7 @@ from typing import Any
 
 from dispatchers.admin.read.dispatchers import live
 from dispatchers.flow_control.state import service_of
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.records.heartbeats import DispatcherSeen
 
 NO_DISPATCHER = "no dispatcher is live"
 UNSERVED = "no live dispatcher serves it"

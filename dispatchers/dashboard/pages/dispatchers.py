@@ -6,7 +6,7 @@ from datetime import datetime
 from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.dashboard.parameters import Nothing
 from dispatchers.dashboard.views import Reading, View
-from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
 from outbox.sql.clock import database_now
 
 

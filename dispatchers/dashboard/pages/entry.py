@@ -31,7 +31,7 @@ from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alo
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 from dispatchers.errors import EntryNotFound
-from dispatchers.store.heartbeats import read_dispatchers
+from dispatchers.store.records.heartbeats import read_dispatchers
 from outbox.errors import InvalidValue
 from outbox.sql.schema import Tables
 

@@ -26,7 +26,7 @@ from dispatchers.admin.read.overview import read_overview
 from dispatchers.admin.read.summary import read_summary
 from dispatchers.errors import Suspended
 from dispatchers.flow_control.state import Taken, as_record
-from dispatchers.store.flow_control import make_rows
+from dispatchers.store.queue.throttling import make_rows
 from dispatchers.stored_outcome import Known, write_outcome
 from outbox.sql.clock import clock, clock_plus, database_now
 from outbox.times import NEVER

@@ -18,7 +18,7 @@ from dispatchers import Operations, Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.check import doctor, doctor_mariadb, doctor_rules
 from dispatchers.admin.check.doctor_rules import Finding
-from dispatchers.store.heartbeats import LIVE_FOR
+from dispatchers.store.records.heartbeats import LIVE_FOR
 from outbox.errors import ConfigurationError
 from outbox.sql.body_partitions import Layout
 from outbox.sql.server_reports import Holder, TableHealth

@@ -13,7 +13,7 @@ from support.doctor import SETTINGS, deploy, examined, suspended
 import outbox
 from dispatchers.admin.check import doctor
 from dispatchers.admin.check.doctor_rules import Finding
-from dispatchers.store.guards import Guards
+from dispatchers.store.connections.guards import Guards
 
 
 def test_without_the_settings_it_says_what_it_did_not_check(database: Database) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dispatchers.admin.decide.key_window import key_window, memory_of
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.records.heartbeats import DispatcherSeen
 from dispatchers.time_limits import FOREVER, Memory
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)

@@ -12,9 +12,9 @@ from support.entries import HOUR, age, claim_one, put_one, queue_row, reasons, r
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import Ending
 
 

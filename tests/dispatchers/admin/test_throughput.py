@@ -15,7 +15,7 @@ from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.throughput import percentile, read_throughput
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
-from dispatchers.store.send_counts import KEPT_FOR
+from dispatchers.store.records.send_counts import KEPT_FOR
 from dispatchers.telemetry.measures import MAX_NAMES, OTHER
 from dispatchers.telemetry.tally import BOUNDS, Tally
 

@@ -20,7 +20,7 @@ from dispatchers import Delivered, Limits, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.waiting_reasons import why_waiting
-from dispatchers.store.heartbeats import DispatcherSeen
+from dispatchers.store.records.heartbeats import DispatcherSeen
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=3)

@@ -29,7 +29,7 @@ from dispatchers import Dispatcher, KeyConflict, Operations, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.store.callback_registry import forget
+from dispatchers.store.app_code.callback_registry import forget
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged
 from dispatchers.stored_outcome import read_outcome

@@ -32,9 +32,9 @@ from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause
 from dispatchers.flow_control import fair_share
-from dispatchers.store import claims_plain, claims_postgresql
-from dispatchers.store import fair_share as store_fair_share
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import claims_postgresql, claims_rows
+from dispatchers.store.queue import fair_share as store_fair_share
 from dispatchers.transitions import Retry, Settle
 from outbox.times import NEVER
 
@@ -111,7 +111,7 @@ def test_a_tenant_with_three_entries_waits_for_none_with_a_thousand(bench: Bench
 
 def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
     bench = Bench(postgresql, ob)
-    bench.store._exchanges._sql = claims_plain
+    bench.store._exchanges._sql = claims_rows
     bench.flood("big", 30)
     bench.put("small")
 

@@ -12,7 +12,7 @@ from support.retention import RETENTION, WINDOW, elapse, maintenance, request, s
 import outbox
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
-from dispatchers.store.queries import next_accepted
+from dispatchers.store.records.queries import next_accepted
 
 ROWS = 5000
 IN_BATCHES = "generate_series(1, :rows) AS n"

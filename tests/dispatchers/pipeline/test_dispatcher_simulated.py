@@ -17,9 +17,9 @@ from dispatchers.callbacks import Callback
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
 from dispatchers.process.dispatcher import Simulation
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.protocol import Exchange, Survey
-from dispatchers.store.queries import Wanted
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.records.queries import Wanted
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry, End, Ending, MarkUncertain, Release, Retry, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields

@@ -25,8 +25,8 @@ from dispatchers.admin.decide import decisions
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.errors import DecisionRefused, Suspended
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
-from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.records import identity as store_identity
 from dispatchers.transitions import Release, Retry, Settle
 
 pytestmark = pytest.mark.on_mariadb

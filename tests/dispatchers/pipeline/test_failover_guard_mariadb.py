@@ -21,8 +21,8 @@ import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.errors import Suspended
-from dispatchers.store import database_identity as store_identity
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.records import identity as store_identity
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.dispatchers import differences, is_served
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
-from dispatchers.store.heartbeats import BEAT_SECONDS, KEPT_FOR, LIVE_FOR, DispatcherSeen
+from dispatchers.store.records.heartbeats import BEAT_SECONDS, KEPT_FOR, LIVE_FOR, DispatcherSeen
 from outbox.errors import SchemaError
 
 MINUTES = timedelta(minutes=2)

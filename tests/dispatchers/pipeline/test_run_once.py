@@ -12,9 +12,9 @@ from support.entries import dispatcher, put
 import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import Ending
 
 pytestmark = [pytest.mark.on_mariadb, pytest.mark.in_portable_mode]

@@ -15,8 +15,8 @@ from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.errors import DecisionRefused, EntryNotFound
-from dispatchers.store import stuck_groups
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import stuck_groups
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb

@@ -24,7 +24,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_gauges
 from dispatchers.process.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.gauges import Gauge
+from dispatchers.store.records.gauges import Gauge
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.sends_hints

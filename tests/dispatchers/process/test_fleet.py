@@ -25,7 +25,7 @@ from support.relays import Relay, relay
 import outbox
 from dispatchers import Delivered, Delivery, Fleet, Operations, Outcome, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.watchdog import DatabaseSilent
+from dispatchers.store.connections.watchdog import DatabaseSilent
 from dispatchers.telemetry import prometheus
 
 

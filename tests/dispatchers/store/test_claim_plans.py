@@ -15,8 +15,8 @@ from support.entries import claim, claim_request, dispatcher, put, quota, settle
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import claims_postgresql
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 from outbox.times import EPOCH
 

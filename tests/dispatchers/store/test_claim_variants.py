@@ -1,7 +1,7 @@
 """The claims of all databases are equal: each row's state, due time and destination, against one model in Python.
 
 The lease's new values, the condition of due entries and that of throttled destinations are written in `claims_postgresql`, in
-`plain_rows` with `claims_plain`, and in `claims_mariadb`.
+`rows_plain` with `claims_rows`, and in `rows_mariadb`.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from support.database import TABLES
 from support.entries import HOUR, LEASE, claim, put, quota
 
 import outbox
-from dispatchers.store import claims_plain
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import claims_rows
 from outbox.sql.clock import database_now
 from outbox.times import EPOCH, NEVER
 
@@ -35,7 +35,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = DatabaseStore(database.engine, ob.configuration)
     if request.param == "portable on postgresql":
-        store._exchanges._sql = claims_plain
+        store._exchanges._sql = claims_rows
     return Bench(database, store, ob)
 
 

@@ -29,10 +29,10 @@ from support.entries import (
 
 import outbox
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.store import claims_plain, claims_postgresql, exchange
-from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.gauges import Gauge
+from dispatchers.store.queue import claims_postgresql, claims_rows, exchange
+from dispatchers.store.records import gauges as store_gauges
+from dispatchers.store.records.gauges import Gauge
 from dispatchers.transitions import Settle
 from outbox.sql.driver_errors import is_passing
 from outbox.times import EPOCH, NEVER
@@ -45,7 +45,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = DatabaseStore(database.engine, ob.configuration)
     if request.param.startswith("portable"):
-        store._exchanges._sql = claims_plain
+        store._exchanges._sql = claims_rows
     return Bench(database, store, ob)
 
 

@@ -15,8 +15,8 @@ from support.entries import change, claim, claim_one, claim_request, dispatcher,
 
 import outbox
 from dispatchers import Delivered, Delivery, Operations
-from dispatchers.store import claims_mariadb, claims_plain
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import claims_rows, rows_mariadb
 from dispatchers.stored_outcome import NOTHING_STORED, read_outcome, write_outcome
 from dispatchers.transitions import Settle
 
@@ -54,8 +54,8 @@ def test_a_claim_locks_what_it_reads_but_not_the_entries_own_rows(mariadb: Datab
     request = claim_request(quota())
 
     with mariadb.engine.connect() as one, mariadb.engine.connect() as other:
-        first, _ = claims_mariadb.lock_due(one, TABLES, quota(permits=3), request, None)
-        second, _ = claims_mariadb.lock_due(other, TABLES, quota(), request, None)
+        first, _ = rows_mariadb.lock_due(one, TABLES, quota(permits=3), request, None)
+        second, _ = rows_mariadb.lock_due(other, TABLES, quota(), request, None)
         for table in ("entry", "meta", "destination"):
             other.execute(sa.text(f"SELECT * FROM outbox_{table} FOR UPDATE NOWAIT"))
 
@@ -116,7 +116,7 @@ def test_an_entry_ends_only_under_the_callbacks_that_were_read(
     mariadb.execute(sa.insert(TABLES.callback).values([{"name": name, **recorded} for name in ("b", "a")]))
 
     with mariadb.engine.begin() as connection:
-        settled = claims_plain.settle(connection, TABLES, [(entry, Settle("delivered", 1))], callbacks=read)
+        settled = claims_rows.settle(connection, TABLES, [(entry, Settle("delivered", 1))], callbacks=read)
 
     assert settled == ({entry.id} if is_settled else set())
     assert [row.id for row in mariadb.rows(TABLES.queue)] == ([] if is_settled else [entry.id])
@@ -152,7 +152,7 @@ def wait_for_a_lock(mariadb: Database) -> None:
 def test_long_results_are_inserted_in_parts(
     mariadb: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_mariadb, "MAX_TEXT_CHARS", 10_000)
+    monkeypatch.setattr(rows_mariadb, "MAX_TEXT_CHARS", 10_000)
     result = "100 % 'ünï' \\ " * 100
 
     sent = drain(mariadb, ob, result)

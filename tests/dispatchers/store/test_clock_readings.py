@@ -9,12 +9,14 @@ MODULES = {"time", "random", "secrets"}
 NAMES = {"uuid1", "uuid4", "now", "utcnow", "today", "urandom", "getrandom"}
 PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
-    "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
+    # how long an app's function really takes
+    "store/app_code/callback_transactions.py": {"calling", "give_up", "seconds_left"},
     "process/dispatcher.py": {"_set_up"},  # the defaults of what is handed in
     "pipeline/loop_watch.py": {"_watch", "_handle_block"},  # for how long the event loop was really blocked
     "steady_clock.py": {"steady_clock", "_STEADY"},
-    "store/plain_rows.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
-    "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
+    # after a conflict: or two dispatchers would choose the same entries again
+    "store/queue/rows_plain.py": {"_chosen"},
+    "store/connections/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
     "admin/check/doctor.py": {"_clock"},  # compares our clock with the database's
     "admin/decide/proposals.py": {"propose"},  # its id is chance; its time is the database's
     "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's

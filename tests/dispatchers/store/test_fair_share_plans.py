@@ -13,7 +13,7 @@ from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates
 
 import outbox
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.fair_share import read_scopes
+from dispatchers.store.queue.fair_share import read_scopes
 from outbox.times import NEVER
 
 FILL = """

@@ -17,9 +17,9 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import claim_loops, wakeup
 from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
 from dispatchers.pipeline.scheduler import MAX_DESTINATIONS
-from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange, Survey
+from dispatchers.store.queue.claim_request import ClaimRequest
 
 pytestmark = pytest.mark.sends_hints
 

@@ -10,9 +10,9 @@ from test_claim_plans import nodes, run
 
 import outbox
 from dispatchers import Unknown
-from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.ordering import sort_out
+from dispatchers.store.queue import claims_postgresql
+from dispatchers.store.queue.ordering import sort_out
 from dispatchers.transitions import Settle
 from outbox.sql.ordering import Place, advance
 

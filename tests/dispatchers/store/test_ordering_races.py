@@ -33,9 +33,9 @@ from support.ordering import OrderedService, blocked, put_in_group, send_all, st
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
-from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.ordering import leave, sort_out
+from dispatchers.store.queue import claims_postgresql
+from dispatchers.store.queue.ordering import leave, sort_out
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sessions.session import flush_all

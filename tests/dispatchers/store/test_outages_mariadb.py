@@ -7,8 +7,8 @@ from support.entries import claim, put, quota
 from support.mariadb_server import with_driver
 
 import outbox
+from dispatchers.store.connections.outage_log import cause_of, ends_by_itself, is_outage
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.outage_log import cause_of, ends_by_itself, is_outage
 
 DRIVERS = ("pymysql", "mysqldb")
 NO_CONNECTION = ("no connection to the server", "the connection is refused", "the host's name", "the server's socket")

@@ -15,7 +15,7 @@ from support.entries import states
 import outbox
 from dispatchers import Completed
 from dispatchers.errors import CallbackError
-from dispatchers.store import own_transaction
+from dispatchers.store.app_code import own_transaction
 
 pytestmark = [pytest.mark.on_mariadb, pytest.mark.every_value]
 

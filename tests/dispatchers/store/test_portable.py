@@ -28,7 +28,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import connections
 from dispatchers.errors import Suspended
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.row_errors import is_conflict
+from dispatchers.store.queue.row_errors import is_conflict
 from dispatchers.transitions import Settle
 from outbox import migrations
 

@@ -13,7 +13,7 @@ from support.entries import HOUR, claim_one, put_one, queue_row, quota, settle
 import outbox
 from dispatchers.decide import conclude
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.queue_update import Unsettled, queue_update
+from dispatchers.store.queue.queue_update import Unsettled, queue_update
 from dispatchers.stored_outcome import NOTHING_STORED, Known, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, End, MarkUncertain, Release, Retry, RetryCallback, SendAgain, Settle
 

@@ -24,8 +24,8 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers.store import claims_plain
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue import claims_rows
 from dispatchers.stored_outcome import write_outcome
 from dispatchers.transitions import Release, Retry
 from outbox.times import NEVER
@@ -36,7 +36,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = DatabaseStore(database.engine, ob.configuration)
     if request.param.startswith("portable"):
-        store._exchanges._sql = claims_plain
+        store._exchanges._sql = claims_rows
     return Bench(database, store, ob)
 
 

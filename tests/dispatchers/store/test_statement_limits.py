@@ -14,8 +14,8 @@ import outbox
 from dispatchers import Deferred, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_gauges, report_lag
+from dispatchers.store.connections.guards import Guards, guard, guards_for
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.guards import Guards, guard, guards_for
 
 LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 ASKED = sa.text("SELECT " + ", ".join(f"current_setting('{name}')" for name in (*LIMITS, "synchronous_commit")))

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database
 
-from dispatchers.store.outage_log import cause_of
+from dispatchers.store.connections.outage_log import cause_of
 from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.sql import migration_locks

@@ -12,7 +12,7 @@ from support.accepted import Checkout
 from support.database import CHARGE, NOTHING, TABLES, Client, Database, Order
 
 import outbox
-from dispatchers.store.queries import next_accepted
+from dispatchers.store.records.queries import next_accepted
 from outbox.keys import Keyring
 from outbox.metrics.gauges import read_open_records
 from outbox.requests.accepted import POLL_FIRST, POLL_LAST, poll_after

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Survey
-from dispatchers.store.queries import Accepted, Wanted
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.ordering import NextIsLocked
+from dispatchers.store.records.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Lease, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding
-from dispatchers.store import queue_update
+from dispatchers.store.queue import queue_update
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, RetryCallback, SendAgain, Settle
 from outbox.times import NEVER
 from simulation.flow_control_invariants import FlowControlInvariants

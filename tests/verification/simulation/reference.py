@@ -13,12 +13,12 @@ from uuid import UUID
 from dispatchers.flow_control import state as flow_state
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import FlowState, FlowStates, FlowUpdate, Limits
-from dispatchers.store import queue_update
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import read_object
-from dispatchers.store.ordering import MOMENT
 from dispatchers.store.protocol import Survey
-from dispatchers.store.queries import Wanted
+from dispatchers.store.queue import queue_update
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claimed_row import read_object
+from dispatchers.store.queue.ordering import MOMENT
+from dispatchers.store.records.queries import Wanted
 from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
 from outbox.sql.schema import SCHEMA_VERSION

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from dispatchers.store import queue_update
-from dispatchers.store.ordering import MOMENT
+from dispatchers.store.queue import queue_update
+from dispatchers.store.queue.ordering import MOMENT
 from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.times import NEVER
 from simulation.reference_rows import WAITING, Block, Row, Tables

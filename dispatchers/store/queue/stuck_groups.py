@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Select, exists, select
 
-from dispatchers.store.queries import ordering_keys
+from dispatchers.store.records.queries import ordering_keys
 from outbox.sql.ordering import Place, advance, is_blocked
 from outbox.sql.schema import Tables
 from outbox.sql.statements import read_by_index

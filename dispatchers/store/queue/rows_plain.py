@@ -23,11 +23,11 @@ from sqlalchemy import (
 
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import Lease, LockedRow
-from dispatchers.store.fair_share import claimable_at
-from dispatchers.store.flow_control import is_throttled
-from dispatchers.store.transactions import CONFLICTED
+from dispatchers.store.connections.transactions import CONFLICTED
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claimed_row import Lease, LockedRow
+from dispatchers.store.queue.fair_share import claimable_at
+from dispatchers.store.queue.throttling import is_throttled
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import clock

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from dispatchers.store.guards import guard, guards_for, limit_portable
-from dispatchers.store.row_errors import is_conflict, is_of_stale_plan
-from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
+from dispatchers.store.connections.guards import guard, guards_for, limit_portable
+from dispatchers.store.connections.watchdog import Silence, Timeouts, watch_pool
+from dispatchers.store.queue.row_errors import is_conflict, is_of_stale_plan
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sql.connections import require_utf8, write_iso_dates

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Select, func, select, true
 
-from dispatchers.store.queries import destination_names
+from dispatchers.store.records.queries import destination_names
 from outbox.sql.dialect import dialect_of
 from outbox.sql.schema import Tables
 from outbox.sql.statements import read_by_index

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, select, update
 
-from dispatchers.store.queue_update import queue_update
+from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.transitions import (
     ClaimedEntry,
     Ending,

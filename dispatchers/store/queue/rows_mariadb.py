@@ -1,4 +1,4 @@
-"""The statements of `claims_plain` for MariaDB, as text: to build them in SQLAlchemy took several times as long as to run them.
+"""The statements of `claims_rows` for MariaDB, as text: to build them in SQLAlchemy took several times as long as to run them.
 
 Each batch takes few statements, because while a thread waits for an answer others take Python's lock, and it waits again until
 they leave it: one SELECT reads all that a claim needs, and a compound statement ends a batch. The text has ids as hexadecimal
@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Dialect, Table
 
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import Lease, LockedRow
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import database_now

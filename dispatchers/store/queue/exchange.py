@@ -19,15 +19,15 @@ from sqlalchemy import Connection
 
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.steady_clock import steady_clock
-from dispatchers.store import callback_registry
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.flow_control import claim_throttled
-from dispatchers.store.guards import Guards, guard
-from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
+from dispatchers.store.app_code import callback_registry
+from dispatchers.store.connections.guards import Guards, guard
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Run
-from dispatchers.store.queue_update import queue_update
-from dispatchers.store.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
-from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.ordering import MOMENT, NextIsLocked, leave, sort_out
+from dispatchers.store.queue.queue_update import queue_update
+from dispatchers.store.queue.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
+from dispatchers.store.queue.throttling import claim_throttled
+from dispatchers.store.queue.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
 from outbox.sql.mariadb_settings import Unseen, apply_all, require_applied
 from outbox.sql.schema import Tables

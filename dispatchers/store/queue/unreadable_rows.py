@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
 
-from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock
 from outbox.sql.ordering import Place, advance_unlocked

@@ -1,7 +1,7 @@
 """Claim and settle row by row, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch.
 
 `claims_postgresql` explains the rules, which are equal. The same tests run for both modules. The statements are in
-`plain_rows`, and as text in `claims_mariadb`.
+`rows_plain`, and as text in `rows_mariadb`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,14 @@ from sqlalchemy import (
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store import callback_registry, claims_mariadb, plain_rows
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import Lease, LockedRow, leased_entry
-from dispatchers.store.fair_share import read_backlog
-from dispatchers.store.guards import GUARDS, Guards
-from dispatchers.store.plain_rows import is_suspended, proven
-from dispatchers.store.queue_update import QueueUpdate, Unsettled, queue_update
+from dispatchers.store.app_code import callback_registry
+from dispatchers.store.connections.guards import GUARDS, Guards
+from dispatchers.store.queue import rows_mariadb, rows_plain
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claimed_row import Lease, LockedRow, leased_entry
+from dispatchers.store.queue.fair_share import read_backlog
+from dispatchers.store.queue.queue_update import QueueUpdate, Unsettled, queue_update
+from dispatchers.store.queue.rows_plain import is_suspended, proven
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import Writes, dialect_of
@@ -86,7 +87,7 @@ class RowsSql(Protocol):
 
 
 def _sql(connection: Connection) -> RowsSql:
-    return claims_mariadb if dialect_of(connection).writes is Writes.COMPOUND else plain_rows
+    return rows_mariadb if dialect_of(connection).writes is Writes.COMPOUND else rows_plain
 
 
 def claim(

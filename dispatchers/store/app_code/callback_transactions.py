@@ -19,10 +19,10 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from dispatchers.callbacks import AppTransactions, CallbackOverdue
-from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
-from dispatchers.store.guards import Guards
-from dispatchers.store.own_transaction import begin as begin_own
-from dispatchers.store.own_transaction import discard_ended, guarded, require_intact
+from dispatchers.store.app_code.callback_plan import Call, Calling, call_at_once, named_failures
+from dispatchers.store.app_code.own_transaction import begin as begin_own
+from dispatchers.store.app_code.own_transaction import discard_ended, guarded, require_intact
+from dispatchers.store.connections.guards import Guards
 from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sessions.session import flush_all, hint_after_commit

@@ -22,7 +22,7 @@ from dispatchers.callbacks import (
     prepare,
     require_no_awaitable,
 )
-from dispatchers.store.own_transaction import begin, guarded, require_intact
+from dispatchers.store.app_code.own_transaction import begin, guarded, require_intact
 from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.requests.accepted import answer_accepted, lock_complete

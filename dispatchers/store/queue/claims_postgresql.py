@@ -11,12 +11,12 @@ from sqlalchemy import Connection, TextClause, text
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store.callback_registry import summary_sql
-from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.claimed_row import claimed_entry
-from dispatchers.store.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
-from dispatchers.store.guards import GUARDS, Guards, guard, guarding
-from dispatchers.store.queue_update import queue_update
+from dispatchers.store.app_code.callback_registry import summary_sql
+from dispatchers.store.connections.guards import GUARDS, Guards, guard, guarding
+from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claimed_row import claimed_entry
+from dispatchers.store.queue.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
+from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import Engine, event
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from dispatchers.store.guards import limiting
+from dispatchers.store.connections.guards import limiting
 from outbox.sql.separate_connections import break_off
 
 log = logging.getLogger("outbox.dispatcher")

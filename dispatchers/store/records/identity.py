@@ -16,7 +16,7 @@ from dispatchers.database_identity import (
     is_promotion,
     suspicion,
 )
-from dispatchers.store.guards import guard
+from dispatchers.store.connections.guards import guard
 from outbox.sql.deployment import refuse_other_environment, require_environment
 from outbox.sql.dialect import dialect_of
 from outbox.sql.driver_errors import sqlstate

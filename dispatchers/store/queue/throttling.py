@@ -25,7 +25,7 @@ from dispatchers.flow_control.state import (
     limits_of,
     on_record,
 )
-from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of

@@ -1,0 +1,1 @@
+"""Code of the app in the store's transactions: callbacks and completions."""

@@ -1,0 +1,1 @@
+"""The statements of the queue: claim, settle, ordering, fair share and throttling."""
