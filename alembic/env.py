@@ -10,7 +10,7 @@ from alembic import context
 from alembic.operations import Operations
 from sqlalchemy import Connection, MetaData, create_engine
 
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 
 schema: str | None = context.config.attributes.get("schema")
 prefix: str = context.config.attributes.get("prefix", "outbox_")

@@ -20,7 +20,7 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.settings import RETENTION
 from dispatchers.testing import temporary_postgres
 from outbox import migrations
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 
 RECORDS = 50_000
 BODY_BYTES = 2000  # of bytes that do not compress

@@ -26,7 +26,7 @@ from benchmarks.enqueue import BENCH, PAYLOAD, Base, Order, numbers
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.testing import temporary_postgres
 from outbox import migrations
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 
 ROUNDS = 7
 ENTRIES = 10_000

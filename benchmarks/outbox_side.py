@@ -31,7 +31,7 @@ from dispatchers.process.daemon import tuned_interpreter
 from dispatchers.settings import RETENTION
 from outbox import migrations
 from outbox.sql.deployment import record_secrets
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 
 URL = "postgresql+psycopg://"  # the rest is in libpq's variables
 BENCH = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")

@@ -34,7 +34,7 @@ from dispatchers.errors import CallbackError
 from dispatchers.threads import is_async
 from outbox.django import in_order, joined_connection
 from outbox.errors import ConfigurationError
-from outbox.sql.driver_errors import is_passing, sqlstate
+from outbox.sql.errors.driver import is_passing, sqlstate
 
 __all__ = ["DjangoTransactions"]
 

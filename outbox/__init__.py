@@ -58,7 +58,7 @@ from outbox.requests.leases import AsyncLeasedClaim, LeasedClaim
 from outbox.requests.responses import Response
 from outbox.requests.status import RequestStatus
 from outbox.sessions.entry_rows import Entry
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 from outbox.sql.sqlite import prepare_sqlite
 
 configure = default.configure

@@ -9,9 +9,9 @@ from uuid import UUID
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
-from outbox.sql.hint_messages import channel_of
-from outbox.sql.identifiers import check_table_names
-from outbox.sql.schema import Tables, tables_of
+from outbox.sql.postgresql.hint_messages import channel_of
+from outbox.sql.schema.identifiers import check_table_names
+from outbox.sql.schema.tables import Tables, tables_of
 from outbox.times import NOTHING, check_span
 from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, func, insert, select
 
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables, is_open, tables_of
+from outbox.sql.schema.tables import Tables, is_open, tables_of
 from outbox.sql.statements import stored_body
 
 BATCH_ROWS = 500

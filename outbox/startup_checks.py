@@ -7,10 +7,10 @@ from sqlalchemy import Connection, Engine
 
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
+from outbox.sql.connections.forks import closed_afterwards
+from outbox.sql.connections.transactions import is_in_autocommit
 from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_secrets
 from outbox.sql.dialect import dialect_of
-from outbox.sql.forks import closed_afterwards
-from outbox.sql.transactions import is_in_autocommit
 
 
 class AsyncEngineLike(Protocol):

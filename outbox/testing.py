@@ -27,7 +27,7 @@ from outbox.default_outbox import default
 from outbox.instance import Outbox
 from outbox.keys import ParentKey, as_parent_key
 from outbox.sessions.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 __all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "assert_not_enqueued"]
 

@@ -1,7 +1,7 @@
 """The first release: its tables and indexes, and on PostgreSQL its sequence and functions.
 
 From the first release on this file is frozen, and `outbox/migrations/first_tables.py` with it: they hold what the revision
-made, whatever `outbox/sql/` holds later. `outbox/sql/functions.py` says what each function is for.
+made, whatever `outbox/sql/` holds later. `outbox/sql/schema/functions.py` says what each function is for.
 """
 
 from collections.abc import Callable

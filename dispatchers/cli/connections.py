@@ -16,7 +16,7 @@ from outbox.sql.dialect import dialect_of
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
-    from outbox.sql.schema import Tables
+    from outbox.sql.schema.tables import Tables
 
 Result = TypeVar("Result")
 
@@ -122,7 +122,7 @@ def parsed(database: str, option: str = "--database") -> "URL":
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from outbox.sql.sync_drivers import synchronous
+    from outbox.sql.connections.sync_drivers import synchronous
 
     try:
         url = make_url(database)
@@ -136,8 +136,8 @@ def parsed(database: str, option: str = "--database") -> "URL":
 def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
+    from outbox.sql.connections.engines import driver_of
     from outbox.sql.dialect import OtherDatabase, dialect_of_url
-    from outbox.sql.engines import driver_of
 
     try:
         dialect_of_url(url)
@@ -195,7 +195,7 @@ def reach(database: str) -> None:
 def _engine(url: "URL") -> "Engine":
     from sqlalchemy.pool import NullPool
 
-    from outbox.sql.engines import engine_of
+    from outbox.sql.connections.engines import engine_of
 
     # PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
     connect_args = {"prepare_threshold": None} if url.get_driver_name() == "psycopg" else {}
@@ -203,7 +203,7 @@ def _engine(url: "URL") -> "Engine":
 
 
 def _tables(target: Target) -> "Tables":
-    from outbox.sql.schema import tables_of
+    from outbox.sql.schema.tables import tables_of
 
     return tables_of(target.schema, target.prefix)
 
@@ -212,7 +212,7 @@ def _require(connection: "Connection", tables: "Tables") -> None:
     from sqlalchemy import inspect
 
     from outbox.errors import SchemaError
-    from outbox.sql.places import place_of
+    from outbox.sql.connections.places import place_of
 
     queue = tables.queue
     if not inspect(connection).has_table(queue.name, schema=queue.schema):

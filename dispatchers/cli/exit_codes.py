@@ -49,7 +49,7 @@ def failure_of(error: Exception) -> Failure | None:
     from dispatchers.store.connections.outage_log import cause_of
     from dispatchers.store.queue.row_errors import is_conflict
     from outbox.errors import OutboxError
-    from outbox.sql.mariadb_errors import leaves_cluster
+    from outbox.sql.mariadb.errors import leaves_cluster
 
     match error:
         case EntryNotFound():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention_sql import Batch
-    from outbox.sql.schema import Tables
+    from outbox.sql.schema.tables import Tables
 
 Result = TypeVar("Result")
 Advance = Callable[[str, "Batch"], None]
@@ -140,7 +140,7 @@ def _listed(days: tuple[date, ...]) -> str:
 def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tuple[Bodies | None, str | None]:
     """What was done, and what is wrong; nothing where the layout at scale was never switched on."""
     from dispatchers.maintenance.body_partitions import add_days, drop_days
-    from outbox.sql.body_partitions import read_layout
+    from outbox.sql.schema.body_partitions import read_layout
 
     with connection.begin():
         layout = read_layout(connection, tables)

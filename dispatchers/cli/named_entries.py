@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from dispatchers.admin.read.search import Found
-    from outbox.sql.schema import Tables
+    from outbox.sql.schema.tables import Tables
 
 ID_DIGITS_MIN = 8
 ID_DIGITS = 32

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from dispatchers.admin.decide.decisions import MAX_ACTOR_CHARS, check_decision
 from outbox.errors import ConfigurationError, InvalidValue
-from outbox.sql.rights import Right
+from outbox.sql.schema.rights import Right
 
 
 class Role(StrEnum):

@@ -35,7 +35,7 @@ from dispatchers.dashboard.waiting import on_thread
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox
-from outbox.sql.rights import Right
+from outbox.sql.schema.rights import Right
 
 API = "/api"
 SPECIFICATION = f"{API}/openapi.json"

@@ -12,11 +12,11 @@ from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
 from outbox.migrations.targets import require_durable
 from outbox.sessions.hints import hint_at_once
-from outbox.sql.connections import require_utf8
+from outbox.sql.connections.engines import engine_of, url_of
+from outbox.sql.connections.requirements import require_utf8
+from outbox.sql.connections.sync_drivers import synchronous
 from outbox.sql.dialect import dialect_of, dialect_of_url
-from outbox.sql.engines import engine_of, url_of
-from outbox.sql.schema import tables_of
-from outbox.sql.sync_drivers import synchronous
+from outbox.sql.schema.tables import tables_of
 
 POOL_SECONDS = 5
 POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.connections.outage_log import cause_of, is_outage
 from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, OutboxError, SchemaError
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 
 log = logging.getLogger("outbox.dashboard")
 

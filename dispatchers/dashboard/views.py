@@ -10,7 +10,7 @@ from dispatchers.admin.read.entries import EntrySummary
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.parameters import Nothing
 from outbox.configuration import Configuration
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

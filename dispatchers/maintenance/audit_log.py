@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Table, delete, select
 
 from dispatchers.store.protocol import Run
 from outbox.sql.clock import database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 AUDIT_KEPT_FOR = timedelta(days=400)
 """Longer than the entries: an auditor asks for a year, and begins some weeks after its end."""

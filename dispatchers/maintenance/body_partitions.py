@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
-from outbox.sql.body_partitions import ONE_DAY, Day, body_partition, body_table, prefix_of, read_layout
-from outbox.sql.identifiers import quoted
-from outbox.sql.schema import Tables
+from outbox.sql.schema.body_partitions import ONE_DAY, Day, body_partition, body_table, prefix_of, read_layout
+from outbox.sql.schema.identifiers import quoted
+from outbox.sql.schema.tables import Tables
 
 LOCK_WAIT_SECONDS = 5
 """How long the creation of a partition waits for other schema changes of the bodies' table. Readers and writers do not wait."""

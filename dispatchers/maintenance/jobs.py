@@ -20,10 +20,10 @@ from dispatchers.store.records.gauges import Gauge, read_gauges
 from dispatchers.store.records.heartbeats import forget_dead
 from dispatchers.store.records.queries import read_lags
 from dispatchers.store.records.send_counts import forget_old
-from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.clock import database_now
-from outbox.sql.driver_errors import sqlstate
-from outbox.sql.schema import Tables
+from outbox.sql.errors.driver import sqlstate
+from outbox.sql.schema.body_partitions import Layout, read_layout
+from outbox.sql.schema.tables import Tables
 
 log = logging.getLogger("outbox.maintenance")
 

@@ -26,8 +26,8 @@ from sqlalchemy import (
 from dispatchers.maintenance.retention import Children, Retention
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import Tables
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 

@@ -12,7 +12,7 @@ from dispatchers.pipeline.wakeup import until_set
 from dispatchers.store.protocol import Store
 from dispatchers.store.records.queries import MAX_ACCEPTED, Accepted
 from dispatchers.telemetry.errors import ErrorReports, described
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -19,7 +19,7 @@ from dispatchers.telemetry.errors import ErrorReports, Where, described
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import GuardedTrace
 from dispatchers.transitions import ClaimedEntry, End, Lease, Transition
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
 

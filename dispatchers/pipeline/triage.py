@@ -11,7 +11,7 @@ from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.send_queue import Work
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 
 _AT_THE_SERVICE = (Send, Lookup)  # isinstance with a union would cost each entry as much as `plan`
 UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this process serves nothing

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dispatchers.store.connections.listener import CannotListen, Listener
-from outbox.sql.hint_messages import Due, Hint, merged, process_token
+from outbox.sql.postgresql.hint_messages import Due, Hint, merged, process_token
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from outbox.errors import ConfigurationError
+from outbox.sql.connections.engines import url_of
 from outbox.sql.dialect import dialect_of_url
-from outbox.sql.engines import url_of
 
 PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket", "options")
 """Parameters that name the database, or by `options=-csearch_path=...` the schema in it."""

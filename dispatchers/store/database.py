@@ -47,13 +47,13 @@ from outbox import migrations
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
-from outbox.sql.connections import require_schema
+from outbox.sql.connections.engines import engine_of, url_of
+from outbox.sql.connections.forks import watch
+from outbox.sql.connections.requirements import require_schema
 from outbox.sql.deployment import record_secrets, require_usable
 from outbox.sql.dialect import Writes, dialect_of, dialect_of_url
-from outbox.sql.engines import engine_of, url_of
-from outbox.sql.forks import watch
-from outbox.sql.mariadb_settings import Unseen, apply_all
-from outbox.sql.schema import Tables
+from outbox.sql.mariadb.settings import Unseen, apply_all
+from outbox.sql.schema.tables import Tables
 
 Result = TypeVar("Result")
 

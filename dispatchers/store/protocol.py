@@ -16,7 +16,7 @@ from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.records.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Lease
 from outbox.keys import KeyFields, Keyring
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError, OutboxError
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 
 log = logging.getLogger("outbox.observer")
 

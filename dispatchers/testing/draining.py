@@ -17,7 +17,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
 from outbox.sql.clock import database_now, earlier
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 MAX_ROUNDS = 100

@@ -13,13 +13,13 @@ from outbox.configuration import Configuration
 from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, ids_under, parent_id
 from outbox.sessions.session import flush_all
 from outbox.sql.clock import clock
-from outbox.sql.connections import require_connection
+from outbox.sql.connections.requirements import require_connection
+from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import dialect_of
-from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import Tables
-from outbox.sql.transactions import require_transaction
+from outbox.sql.schema.functions import function_name
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import Tables
 
 ALL_IDS = (UUID(int=0), UUID(int=2**128 - 1))
 

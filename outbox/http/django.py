@@ -50,7 +50,7 @@ from outbox.http.policy import (
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by, undone_by_conflict
 from outbox.requests.fingerprint import canonical_json
 from outbox.requests.responses import Response as KeptResponse
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 
 __all__ = ["Idempotency", "as_response"]
 

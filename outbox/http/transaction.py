@@ -18,7 +18,7 @@ from outbox.requests.idempotency import Claim
 from outbox.requests.records import RETRY_AFTER
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import request_savepoint
-from outbox.sql.driver_errors import CONFLICTS, TIMEOUTS, sqlstate
+from outbox.sql.errors.driver import CONFLICTS, TIMEOUTS, sqlstate
 
 SessionT = TypeVar("SessionT")
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Pool
 
 from outbox.sql.key_locks import wait_for_lock
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_WAITING = 2
 """By default. A server of four threads still has one for others, beside these and the request that they wait for."""

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, select, text
 
 from outbox.errors import ConfigurationError
-from outbox.sql.body_partitions import body_table, read_layout
 from outbox.sql.clock import clock
+from outbox.sql.connections.forks import watch
 from outbox.sql.dialect import dialect_of
-from outbox.sql.forks import watch
-from outbox.sql.schema import Tables, is_open
+from outbox.sql.schema.body_partitions import body_table, read_layout
+from outbox.sql.schema.tables import Tables, is_open
 
 Result = TypeVar("Result")
 

@@ -12,11 +12,11 @@ from alembic.operations.ops import DropTableOp, ExecuteSQLOp, MigrateOperation, 
 from sqlalchemy import Connection, MetaData, Sequence, func, inspect, select, text
 from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequence, ExecutableDDLElement
 
-from outbox.sql.body_partitions import body_tables
 from outbox.sql.dialect import dialect_of
-from outbox.sql.functions import closing, database_functions
-from outbox.sql.identifiers import POSTGRESQL, quoted
-from outbox.sql.schema import storage_parameters, tables_of
+from outbox.sql.schema.body_partitions import body_tables
+from outbox.sql.schema.functions import closing, database_functions
+from outbox.sql.schema.identifiers import POSTGRESQL, quoted
+from outbox.sql.schema.tables import storage_parameters, tables_of
 
 NAMES = "sqlalchemy-outbox"
 """The key of `MetaData.info` under which an outbox's schema and prefix stand."""

@@ -9,9 +9,9 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.migrations.scripts import without_alembic
 from outbox.migrations.targets import dialect_to_migrate
-from outbox.sql.body_partitions import body_tables
-from outbox.sql.column_types import Instant
-from outbox.sql.schema import define_tables, key_lock, tables_of
+from outbox.sql.schema.body_partitions import body_tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import define_tables, key_lock, tables_of
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
 

@@ -1,7 +1,7 @@
 """The tables and indexes of the first release: revision 0001 creates them.
 
 From the first release on this file is frozen, as the revision is: it holds what the revision made, whatever
-`outbox/sql/schema.py` holds later. `outbox/sql/schema.py` says what each of them is for.
+`outbox/sql/schema/tables.py` holds later. `outbox/sql/schema/tables.py` says what each of them is for.
 """
 
 from dataclasses import dataclass, field

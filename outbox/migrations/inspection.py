@@ -8,11 +8,11 @@ from sqlalchemy.exc import DBAPIError
 from outbox.errors import SchemaError
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
+from outbox.sql.connections.places import place_of
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
-from outbox.sql.functions import database_functions
-from outbox.sql.places import place_of
-from outbox.sql.schema import key_lock, tables_of
+from outbox.sql.errors.driver import INSUFFICIENT_PRIVILEGE, sqlstate
+from outbox.sql.schema.functions import database_functions
+from outbox.sql.schema.tables import key_lock, tables_of
 
 
 def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:

@@ -8,10 +8,10 @@ from sqlalchemy import Connection, text
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import check
 from outbox.migrations.targets import Target, connected
-from outbox.sql.body_partitions import DAYS_AHEAD, prefix_of, read_layout
 from outbox.sql.dialect import dialect_of
-from outbox.sql.identifiers import literal, quoted
-from outbox.sql.schema import Tables, tables_of
+from outbox.sql.schema.body_partitions import DAYS_AHEAD, prefix_of, read_layout
+from outbox.sql.schema.identifiers import literal, quoted
+from outbox.sql.schema.tables import Tables, tables_of
 
 ADDING_LOCK = int.from_bytes(b"body")
 """The advisory lock, of a transaction, under which partitions are made: two dispatchers at once make each of them once."""

@@ -6,7 +6,7 @@ restores a backup, may do everything.
 
 from collections.abc import Iterator
 
-from outbox.sql.identifiers import literal, quoted
+from outbox.sql.schema.identifiers import literal, quoted
 
 AUDIT_KEPT_DAYS = 400
 """As long as maintenance keeps decisions."""

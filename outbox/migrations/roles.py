@@ -12,11 +12,11 @@ from sqlalchemy import Table
 from outbox.errors import InvalidValue
 from outbox.migrations.role_guards import guard_audit, guard_entries, guard_ids, in_full
 from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
-from outbox.sql.functions import database_functions
-from outbox.sql.identifiers import literal, quoted
-from outbox.sql.parent_index import is_under_sql
-from outbox.sql.rights import READ_WITH
-from outbox.sql.schema import tables_of
+from outbox.sql.schema.functions import database_functions
+from outbox.sql.schema.identifiers import literal, quoted
+from outbox.sql.schema.parent_index import is_under_sql
+from outbox.sql.schema.rights import READ_WITH
+from outbox.sql.schema.tables import tables_of
 from outbox.times import NEVER
 
 # What a claim under a lease renews, ends and answers.

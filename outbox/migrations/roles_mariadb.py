@@ -7,7 +7,7 @@ others are taken away. Only a right on single columns is missing for an instant,
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from outbox.sql.schema import key_lock, tables_of
+from outbox.sql.schema.tables import key_lock, tables_of
 
 Rights = Mapping[str, str]
 """By the name of a table without the prefix: what a role may do with it, as GRANT takes it."""

@@ -13,10 +13,10 @@ from outbox.errors import SchemaError
 from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
 from outbox.migrations.scripts import configured, downgrading, head, open_scripts, run, upgrading
 from outbox.migrations.targets import Target, connected, dialect_to_migrate
+from outbox.sql.connections.places import place_of
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 from outbox.sql.migration_locks import met_another_run
-from outbox.sql.places import place_of
 
 PORTABLE_TRIES = 10
 PAUSE_SECONDS = 0.02  # the longest first pause between two tries; each next one is twice as long at most

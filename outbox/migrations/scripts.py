@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from outbox.errors import SchemaError
-from outbox.sql.identifiers import check_table_names
+from outbox.sql.schema.identifiers import check_table_names
 
 if TYPE_CHECKING:  # imported at run time, it would ask for a package that only an extra brings
     from alembic.runtime.migration import MigrationContext, RevisionStep

@@ -10,7 +10,10 @@ from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.pool import NullPool
 
 from outbox.errors import ConfigurationError, SchemaError
-from outbox.sql.connections import require_utf8
+from outbox.sql.connections.engines import engine_of
+from outbox.sql.connections.forks import closed_afterwards
+from outbox.sql.connections.requirements import require_utf8
+from outbox.sql.connections.sync_drivers import synchronous
 from outbox.sql.dialect import (
     SUPPORTED_NAMES,
     Dialect,
@@ -19,9 +22,6 @@ from outbox.sql.dialect import (
     dialect_of,
     dialect_of_url,
 )
-from outbox.sql.engines import engine_of
-from outbox.sql.forks import closed_afterwards
-from outbox.sql.sync_drivers import synchronous
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
     from sqlalchemy.ext.asyncio import AsyncEngine

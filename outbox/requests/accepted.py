@@ -13,8 +13,8 @@ from outbox.requests.responses import Response, columns_with, response_to_keep
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import Tables
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import Tables
 
 POLL_FIRST = timedelta(seconds=1)
 POLL_LAST = timedelta(minutes=1)

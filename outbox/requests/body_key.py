@@ -20,9 +20,9 @@ from outbox.keys import ParentKey, pae
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
 from outbox.sql.clock import clock, database_now
+from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import try_lock, wait_for_lock
-from outbox.sql.transactions import require_transaction
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)

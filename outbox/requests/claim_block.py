@@ -19,7 +19,7 @@ from outbox.requests.records import LockWait, RecordKey, claim_key, key_in_fligh
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import Savepoint, nested_savepoint
 from outbox.sessions.session import AnySession, flush_all, state_of, sync_session, unscoped
-from outbox.sql.driver_errors import is_busy, is_timeout
+from outbox.sql.errors.driver import is_busy, is_timeout
 from outbox.sql.key_locks import wait_for_lock
 from outbox.times import NOTHING, check_span
 

@@ -12,9 +12,9 @@ from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response, columns_with
 from outbox.sql.clock import clock, clock_plus
+from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
-from outbox.sql.transactions import require_transaction
 
 
 class Lease(NamedTuple):

@@ -41,7 +41,7 @@ from outbox.requests.responses import Response, response_to_keep
 from outbox.requests.savepoints import nested_savepoint
 from outbox.requests.short_transactions import Source, checked_source, run, run_async
 from outbox.sessions.session import AnySession, ClaimedParent, state_of
-from outbox.sql.driver_errors import SERIALIZATION_FAILURE, is_busy, is_timeout, sqlstate
+from outbox.sql.errors.driver import SERIALIZATION_FAILURE, is_busy, is_timeout, sqlstate
 
 log = logging.getLogger("outbox.leases")
 

@@ -41,17 +41,17 @@ from outbox.requests.responses import Response, state_with
 from outbox.sessions.entry_rows import PiggybackedInsert
 from outbox.sessions.mismatches import count_mismatch
 from outbox.sql.clock import clock, clock_plus
-from outbox.sql.connections import LockBudget
+from outbox.sql.connections.requirements import LockBudget
+from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import Dialect, Writes, dialect_of
-from outbox.sql.driver_errors import SERIALIZATION_FAILURE, sqlstate
-from outbox.sql.fast_execute import execute
-from outbox.sql.functions import function_name
-from outbox.sql.identifiers import quoted
+from outbox.sql.errors.driver import SERIALIZATION_FAILURE, sqlstate
 from outbox.sql.key_locks import lock_number, try_lock, wait_for_lock
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import MAX_STATEMENTS, Tables
+from outbox.sql.postgresql.fast_execute import execute
+from outbox.sql.schema.functions import function_name
+from outbox.sql.schema.identifiers import quoted
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.sql.statements import stored_body
-from outbox.sql.transactions import require_transaction
 
 LockWait: TypeAlias = Callable[[Connection, Tables, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""

@@ -7,10 +7,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.sessions.session import flush_all, state_of
-from outbox.sql.driver_errors import lost_savepoint
-from outbox.sql.fast_execute import execute
-from outbox.sql.mariadb_settings import was_undone
-from outbox.sql.transactions import is_aborted
+from outbox.sql.connections.transactions import is_aborted
+from outbox.sql.errors.driver import lost_savepoint
+from outbox.sql.mariadb.settings import was_undone
+from outbox.sql.postgresql.fast_execute import execute
 
 
 class Savepoint(Protocol):

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError
 from outbox.sessions.session import AsyncSessionLike
-from outbox.sql.driver_errors import CONFLICTS, sqlstate
+from outbox.sql.errors.driver import CONFLICTS, sqlstate
 from outbox.startup_checks import AsyncEngineLike
 
 Result = TypeVar("Result")

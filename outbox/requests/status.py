@@ -18,7 +18,7 @@ from outbox.requests.accepted import poll_after
 from outbox.requests.responses import Response
 from outbox.sessions.session import flush_all
 from outbox.sql.clock import clock
-from outbox.sql.connections import require_connection
+from outbox.sql.connections.requirements import require_connection
 from outbox.sql.statements import stored_body
 
 RequestState = Literal["accepted", "leased", "succeeded", "failed"]

@@ -26,15 +26,15 @@ from sqlalchemy import (
 
 from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
-from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.clock import clock, database_now, later
-from outbox.sql.column_types import Instant
 from outbox.sql.dialect import Dialect, Writes, dialect_of
-from outbox.sql.fast_execute import execute
-from outbox.sql.identifiers import quoted_table
-from outbox.sql.mariadb_entry import insert_entry, insert_in_pages, whole
+from outbox.sql.mariadb.entry import insert_entry, insert_in_pages, whole
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
-from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.postgresql.bulk_values import Batch, Shape, batch_query, typed_columns
+from outbox.sql.postgresql.fast_execute import execute
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import NEVER
 
 

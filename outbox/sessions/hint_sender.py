@@ -18,12 +18,17 @@ from weakref import finalize, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
+from outbox.sql.connections.places import place_of
+from outbox.sql.connections.separate_connections import (
+    SharedConnection,
+    break_off,
+    separate_async_engine,
+    separate_engine,
+)
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import TIMEOUTS, sqlstate
-from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
-from outbox.sql.mismatch_counts import CountTables, Mismatch, MismatchCounts, statements
-from outbox.sql.places import place_of
-from outbox.sql.separate_connections import SharedConnection, break_off, separate_async_engine, separate_engine
+from outbox.sql.errors.driver import TIMEOUTS, sqlstate
+from outbox.sql.postgresql.hint_messages import Hint, encode, merged, notify_sql
+from outbox.sql.postgresql.mismatch_counts import CountTables, Mismatch, MismatchCounts, statements
 
 log = logging.getLogger("outbox.hints")
 

@@ -23,9 +23,9 @@ from sqlalchemy import Connection, Engine, Pool, event
 from outbox.configuration import Configuration
 from outbox.sessions.entry_rows import NewEntry
 from outbox.sessions.hint_sender import THREAD_NAME, Committing, HintSender
+from outbox.sql.connections.separate_connections import backend_pid
 from outbox.sql.dialect import dialect_of
-from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
-from outbox.sql.separate_connections import backend_pid
+from outbox.sql.postgresql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
 
 log = logging.getLogger("outbox.hints")
 

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from outbox.configuration import Configuration
 from outbox.sessions.hints import AFTER_OUTER_COMMIT, harmless, sender_of
+from outbox.sql.connections.separate_connections import backend_pid
 from outbox.sql.dialect import dialect_of
-from outbox.sql.mismatch_counts import Mismatch
-from outbox.sql.separate_connections import backend_pid
+from outbox.sql.postgresql.mismatch_counts import Mismatch
 
 
 def count_mismatch(connection: Connection, configuration: Configuration, id: UUID) -> None:

@@ -21,7 +21,7 @@ from outbox.keys import ParentKey
 from outbox.sessions.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags, take_tag
 from outbox.sessions.hints import UnsentHints
 from outbox.sessions.pending_entries import PendingEntries, PendingEntry
-from outbox.sql.transactions import require_transaction
+from outbox.sql.connections.transactions import require_transaction
 
 Result = TypeVar("Result")
 _KEY = "_sqlalchemy_outbox"

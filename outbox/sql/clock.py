@@ -8,8 +8,8 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
-from outbox.sql.column_types import Instant
-from outbox.sql.rendering import renders
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.rendering import renders
 
 
 @renders(lambda dialect: dialect.clock)

@@ -11,9 +11,9 @@ from sqlalchemy import Column, Connection, Subquery, delete, select
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
 from outbox.sql.clock import clock
+from outbox.sql.connections.places import place_of
 from outbox.sql.dialect import dialect_of
-from outbox.sql.places import place_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_SAMPLE = 1000

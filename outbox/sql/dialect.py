@@ -23,12 +23,12 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from outbox.errors import ConfigurationError
-from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.connections.servers import DIALECTS, refused
+from outbox.sql.errors.driver import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
-from outbox.sql.servers import DIALECTS, refused
 
 if TYPE_CHECKING:
-    from outbox.sql.schema import Tables
+    from outbox.sql.schema.tables import Tables
 
 SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
 
@@ -154,7 +154,7 @@ class Dialect(ABC):
     writes: ClassVar[Writes] = Writes.ROWS
 
     has_functions: ClassVar[bool] = False
-    """Whether the outbox has functions and a sequence of its own there: `outbox.sql.functions`."""
+    """Whether the outbox has functions and a sequence of its own there: `outbox.sql.schema.functions`."""
 
     has_catalog: ClassVar[bool] = False
     """Whether PostgreSQL's catalogs can be asked for partitions, comments, storage parameters and plans."""

@@ -15,10 +15,10 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Connection, Dialect, Table, TextClause, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.sql.column_types import ID
 from outbox.sql.dialect import Lock, dialect_of
-from outbox.sql.driver_errors import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
-from outbox.sql.schema import MAX_STATEMENTS, Tables, key_lock
+from outbox.sql.errors.driver import LOCK_NOT_AVAILABLE, is_timeout, sqlstate
+from outbox.sql.schema.column_types import ID
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables, key_lock
 from outbox.sql.statements import deleting_by_index
 
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings

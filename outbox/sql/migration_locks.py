@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import NoTransaction, SchemaError
-from outbox.sql.driver_errors import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
+from outbox.sql.errors.driver import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
 """The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may be between."""

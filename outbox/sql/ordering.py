@@ -48,10 +48,10 @@ from sqlalchemy import (
 )
 
 from outbox.sql.clock import clock
-from outbox.sql.column_types import Instant
 from outbox.sql.dialect import Writes, dialect_of
 from outbox.sql.key_locks import certify
-from outbox.sql.schema import Tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 

@@ -18,11 +18,11 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.sql.connections import LockBudget
-from outbox.sql.driver_errors import DEADLOCK, sqlstate
-from outbox.sql.identifiers import quoted_table
+from outbox.sql.connections.requirements import LockBudget
+from outbox.sql.errors.driver import DEADLOCK, sqlstate
 from outbox.sql.key_locks import lock_ids
-from outbox.sql.schema import Tables
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import Tables
 
 BUDGET = LockBudget(250)
 

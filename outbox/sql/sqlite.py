@@ -19,7 +19,7 @@ from outbox.errors import ConfigurationError
 from outbox.sql import migration_locks
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import Dialect, Lock, dialect_of, first_line
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import ServerIdentity
 from outbox.sql.statements import on_conflict_do_update
 from outbox.times import EPOCH, MICROSECOND

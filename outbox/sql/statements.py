@@ -21,8 +21,8 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.sql.dialect import dialect_of
-from outbox.sql.rendering import renders
-from outbox.sql.schema import MAX_STATEMENTS
+from outbox.sql.schema.rendering import renders
+from outbox.sql.schema.tables import MAX_STATEMENTS
 
 
 def read_by_index(connection: Connection) -> None:

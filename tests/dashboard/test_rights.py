@@ -24,8 +24,8 @@ from dispatchers.cli import main
 from dispatchers.dashboard.access import Authenticator, Identity, local_viewer, rights_of
 from dispatchers.dashboard.pages import ACTIONS, VIEWS
 from outbox.keys import Tag, encode_hex, encode_native
-from outbox.sql.rights import READ_WITH, Right
-from outbox.sql.schema import tables_of
+from outbox.sql.schema.rights import READ_WITH, Right
+from outbox.sql.schema.tables import tables_of
 
 CONTENT, PROPOSED = "canary_content_7f3a", "canary_proposed_7f3a"
 VIEWER, OPERATOR = signed_in("viewer"), signed_in("operator")

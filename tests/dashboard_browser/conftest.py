@@ -25,7 +25,7 @@ from dispatchers.admin.decide import proposals
 from dispatchers.admin.decide.bulk import BulkDecision
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.dashboard import Dashboard, Identity
-from outbox.sql.schema import tables_of
+from outbox.sql.schema.tables import tables_of
 
 Browse = Callable[..., AbstractContextManager[Page]]
 

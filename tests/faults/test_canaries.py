@@ -21,7 +21,7 @@ import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
 from outbox.sessions.session import flush_all
-from outbox.sql.statement_errors import HIDDEN
+from outbox.sql.errors.statement import HIDDEN
 
 DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]
 

@@ -46,10 +46,10 @@ from dispatchers.store.queue import claims_rows
 from dispatchers.store.queue.ordering import leave, sort_out
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
 from outbox.sql.clock import clock, earlier
-from outbox.sql.engines import engine_of
+from outbox.sql.connections.engines import engine_of
 from outbox.sql.key_locks import certify
-from outbox.sql.mariadb_errors import leaves_cluster
-from outbox.sql.mariadb_settings import NodeLags
+from outbox.sql.mariadb.errors import leaves_cluster
+from outbox.sql.mariadb.settings import NodeLags
 
 
 def test_the_outbox_keeps_its_guarantees_on_three_nodes_of_galera(ob: outbox.Outbox) -> None:

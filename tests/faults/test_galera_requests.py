@@ -13,8 +13,8 @@ from support.galera_nodes import on_a_node, wait_for_all
 
 import outbox
 from outbox import migrations
-from outbox.sql.driver_errors import DEADLOCK, sqlstate
-from outbox.sql.engines import engine_of
+from outbox.sql.connections.engines import engine_of
+from outbox.sql.errors.driver import DEADLOCK, sqlstate
 
 
 def test_the_holder_of_a_lease_answers_although_a_commit_is_refused(ob: outbox.Outbox) -> None:

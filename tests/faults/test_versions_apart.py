@@ -21,7 +21,7 @@ from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.keys import ParentKey
 from outbox.sql import migration_locks
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 
 pytest_plugins = ["support.blank_databases"]
 

@@ -15,7 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.errors import Suspended
 from outbox.errors import ConfigurationError
-from outbox.sql.places import place_of
+from outbox.sql.connections.places import place_of
 
 META = TABLES.meta
 ADOPT = ("resume", "--after-restore", "--nothing-lost", "--reason", "a copy for staging", "--actor", "ada")

@@ -22,7 +22,7 @@ import outbox, sqlalchemy as sa
 from sqlalchemy.orm import Session
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from outbox.sql import forks
+from outbox.sql.connections import forks
 import asyncio
 
 url = os.environ["SHOP_URL"]

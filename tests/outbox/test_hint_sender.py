@@ -27,7 +27,7 @@ from support.hints import (
 
 import outbox
 from outbox.sessions import hint_sender, hints
-from outbox.sql.hint_messages import Hint
+from outbox.sql.postgresql.hint_messages import Hint
 
 pytestmark = pytest.mark.sends_hints
 

@@ -15,13 +15,13 @@ import outbox
 from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction, RequestUndone, SchemaError
 from outbox.http.transaction import undone_by_conflict
-from outbox.sql import mariadb_settings
 from outbox.sql.clock import database_now
-from outbox.sql.driver_errors import DEADLOCK, is_passing, is_timeout, lost_savepoint, sqlstate
-from outbox.sql.engines import engine_of
+from outbox.sql.connections.engines import engine_of
+from outbox.sql.errors.driver import DEADLOCK, is_passing, is_timeout, lost_savepoint, sqlstate
 from outbox.sql.key_locks import lock_ids, try_lock, wait_for_lock
-from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of
-from outbox.sql.schema import key_lock
+from outbox.sql.mariadb import settings as mariadb_settings
+from outbox.sql.mariadb.errors import SAVEPOINT_MISSING, number_of
+from outbox.sql.schema.tables import key_lock
 
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 

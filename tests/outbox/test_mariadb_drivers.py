@@ -20,10 +20,10 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction
-from outbox.sql.driver_errors import is_passing, is_timeout, sqlstate
-from outbox.sql.engines import engine_of
+from outbox.sql.connections.engines import engine_of
+from outbox.sql.connections.transactions import is_aborted
+from outbox.sql.errors.driver import is_passing, is_timeout, sqlstate
 from outbox.sql.key_locks import try_lock
-from outbox.sql.transactions import is_aborted
 
 pytest.importorskip("MySQLdb", reason="mysqlclient is not installed")
 

@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from outbox.sql.places import place_of
+from outbox.sql.connections.places import place_of
 
 
 @pytest.mark.parametrize(

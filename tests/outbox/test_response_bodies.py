@@ -13,7 +13,7 @@ from support.retention import DAY
 import outbox
 from outbox import migrations
 from outbox.errors import KeyExpired, KeyInFlight, RequestMismatch, SchemaError
-from outbox.sql.body_partitions import DAYS_AHEAD, read_layout
+from outbox.sql.schema.body_partitions import DAYS_AHEAD, read_layout
 
 
 @pytest.fixture

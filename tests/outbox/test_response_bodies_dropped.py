@@ -23,7 +23,7 @@ from dispatchers.maintenance import body_partitions
 from dispatchers.maintenance.body_partitions import DROPPING_LOCK, Drops
 from dispatchers.maintenance.jobs import keep_bodies
 from dispatchers.store.database import DatabaseStore
-from outbox.sql.body_partitions import DAYS_AHEAD, body_partition
+from outbox.sql.schema.body_partitions import DAYS_AHEAD, body_partition
 
 Result = TypeVar("Result")
 MONTH = 32  # days: a record's retention, and the two that a partition is kept at least

@@ -29,7 +29,7 @@ from dispatchers.maintenance.jobs import keep_bodies
 from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.metrics import gauges, opentelemetry, prometheus
-from outbox.sql.identifiers import quoted
+from outbox.sql.schema.identifiers import quoted
 
 pytest_plugins = ["support.blank_databases"]
 MONTH = 32  # days

@@ -2,7 +2,7 @@
 
 from support.database import TABLES
 
-from outbox.sql.schema import key_lock
+from outbox.sql.schema.tables import key_lock
 
 
 def test_the_table_of_locks_stays_the_same_while_another_thread_uses_it() -> None:

@@ -15,7 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring, derive_tag, encode_hex, key_fields, secret_check
-from outbox.sql.places import place_of
+from outbox.sql.connections.places import place_of
 
 OTHER = bytes(range(1, 33))
 OURS = bytes(range(32))

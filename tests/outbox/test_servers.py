@@ -17,7 +17,7 @@ import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.servers import (
+from outbox.sql.connections.servers import (
     DIALECTS,
     REFUSED,
     USE_ANOTHER,

@@ -19,9 +19,9 @@ from support.database import Database
 import outbox
 from outbox import configuration
 from outbox.sessions.session import flush_all
-from outbox.sql import statement_errors
-from outbox.sql.functions import function_name
-from outbox.sql.identifiers import quoted_table
+from outbox.sql.errors import statement as statement_errors
+from outbox.sql.schema.functions import function_name
+from outbox.sql.schema.identifiers import quoted_table
 
 
 class TimeLimit(Exception):

@@ -12,7 +12,7 @@ import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.identifiers import FORBIDDEN, check_table_names
+from outbox.sql.schema.identifiers import FORBIDDEN, check_table_names
 
 pytest_plugins = ["support.blank_databases"]
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from dispatchers.maintenance.body_partitions import Drops, add_days, drop_days
 from outbox import migrations
-from outbox.sql.body_partitions import Layout, body_partition, read_layout
+from outbox.sql.schema.body_partitions import Layout, body_partition, read_layout
 from support.database import TABLES, Database
 from support.retention import DAY, elapse
 

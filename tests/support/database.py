@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox.requests.claim_block import IdempotentBlock
-from outbox.sql.schema import tables_of
+from outbox.sql.schema.tables import tables_of
 from outbox.times import MICROSECOND
 from support.compiled_statements import SHARED
 from support.kept_connections import KeptConnections

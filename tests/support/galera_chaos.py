@@ -23,7 +23,7 @@ from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Outcom
 from dispatchers.time_limits import FOREVER, Window
 from outbox import migrations
 from outbox.keys import Tag, encode_native
-from outbox.sql.engines import engine_of
+from outbox.sql.connections.engines import engine_of
 from support.database import TABLES
 from support.galera_cluster import Cluster, Node, end_on_signals, missing_part, running_cluster, wait_until
 

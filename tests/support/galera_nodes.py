@@ -11,7 +11,7 @@ import outbox
 from dispatchers.store.queue import claims_rows
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import clock, earlier
-from outbox.sql.driver_errors import DEADLOCK, sqlstate
+from outbox.sql.errors.driver import DEADLOCK, sqlstate
 from support.database import TABLES
 from support.entries import HOUR, claim_request, quota
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 from dispatchers import Dispatcher
-from outbox.sql.hint_messages import Hint, channel_of, decode
+from outbox.sql.postgresql.hint_messages import Hint, channel_of, decode
 from support.database import Database
 from support.entries import until_true
 

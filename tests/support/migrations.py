@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from outbox import migrations
 from outbox.migrations import scripts
-from outbox.sql.schema import define_tables
+from outbox.sql.schema.tables import define_tables
 
 ROOT = Path(__file__).parents[2]
 ODD = {"schema": "My Schema", "prefix": "weird-prefix_"}

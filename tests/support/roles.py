@@ -11,7 +11,7 @@ from dispatchers.admin.read.entries import list_entries, read_entry
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.admin.read.overview import read_overview
 from outbox.errors import InvalidValue
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 from support.database import TABLES, Database
 from support.entries import put, run_once
 

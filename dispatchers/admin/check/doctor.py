@@ -28,12 +28,12 @@ from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import Keyring
 from outbox.sql import deployment
-from outbox.sql.body_partitions import read_layout
 from outbox.sql.clock import clock
+from outbox.sql.connections.separate_connections import backend_pid
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
-from outbox.sql.schema import Tables
-from outbox.sql.separate_connections import backend_pid
+from outbox.sql.errors.driver import INSUFFICIENT_PRIVILEGE, sqlstate
+from outbox.sql.schema.body_partitions import read_layout
+from outbox.sql.schema.tables import Tables
 
 CHECK_LIMITS = Guards(lock_wait=timedelta(seconds=1), statement=timedelta(seconds=5), silence=timedelta(seconds=30))
 

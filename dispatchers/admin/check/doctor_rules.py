@@ -13,7 +13,7 @@ from dispatchers.names import prefixes
 from dispatchers.store.app_code.callback_registry import CallbackOnRecord
 from dispatchers.store.records.heartbeats import DispatcherSeen
 from dispatchers.time_limits import CENTURY, backoff
-from outbox.sql.body_partitions import Layout
+from outbox.sql.schema.body_partitions import Layout
 from outbox.sql.server_reports import Holder, TableHealth
 
 UNCLAIMED = timedelta(minutes=1)

@@ -15,7 +15,7 @@ from dispatchers.admin.check.verify_rules import RULES, Query, may_be_forgotten
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_FOUND = 100
 """How many violations of one rule are returned; `has_more` is set if there are more."""

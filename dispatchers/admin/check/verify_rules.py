@@ -12,7 +12,7 @@ from sqlalchemy import cast as as_type
 
 from dispatchers.decide_lookup import ABSENT, FOUND
 from outbox.sql.ordering import is_blocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 Query: TypeAlias = Select[*tuple[Any, ...]]

@@ -22,7 +22,7 @@ from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
 from outbox.sessions.entry_rows import NewEntry, insert_entries
 from outbox.sql.deployment import require_current_secret
-from outbox.sql.schema import SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import SCHEMA_VERSION, Tables
 
 AGAIN = "again:"
 ASKED_ALREADY = "it was asked for again already"

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
 
 from outbox.sql.clock import clock, database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 Kind: TypeAlias = Literal["entry", "entries", "proposed_entry", "destination", "ordering_group", "request", "database"]
 

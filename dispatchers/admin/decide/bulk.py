@@ -46,8 +46,8 @@ from outbox.errors import ConfigurationError, InvalidValue
 from outbox.sql.clock import database_now
 from outbox.sql.deployment import require_current_secret
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, sqlstate
-from outbox.sql.schema import Tables
+from outbox.sql.errors.driver import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, sqlstate
+from outbox.sql.schema.tables import Tables
 
 MAX_BATCH_ENTRIES = 100  # measured, on two busy cores: 0.1 s, in which dispatchers pass over what is locked
 PAUSE_RATIO = 0.5  # after each batch, for those who send, in multiples of what the batch took

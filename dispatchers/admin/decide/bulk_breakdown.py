@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, select
 
 from dispatchers.admin.read.entry_filter import Filter
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_IDS = 1000  # in one statement
 MAX_SAMPLES = 5

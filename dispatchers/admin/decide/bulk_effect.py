@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select
 
 from dispatchers.admin.decide.effects import Action
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 CARRIED_OUT: frozenset[Action] = frozenset({"cancel", "resolve"})
 """A dispatcher carries these decisions out. The others take effect with their own commit."""

@@ -20,7 +20,7 @@ from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatcher
 from dispatchers.store.records.identity import is_suspended
 from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import MalformedOutcome
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_EVENTS = 200
 """Of one entry, the latest: an entry that is looked up every hour for a month has more."""

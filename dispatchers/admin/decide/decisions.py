@@ -37,7 +37,7 @@ from outbox.errors import InvalidValue
 from outbox.keys import check_field
 from outbox.sql.clock import clock, database_now
 from outbox.sql.ordering import Place, advance
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_REASON_CHARS = 1000
 MAX_ACTOR_CHARS = 255

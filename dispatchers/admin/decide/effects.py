@@ -19,9 +19,9 @@ from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState,
 from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import dialect_of
-from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
-from outbox.sql.schema import Tables
+from outbox.sql.schema.functions import function_name
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 Action: TypeAlias = Literal["retry", "cancel", "resolve", "release", "again"]

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, func, select
 
 from dispatchers.admin.decide.decisions import entry_row
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 def events_of(tables: Tables) -> Any:

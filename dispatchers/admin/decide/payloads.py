@@ -10,7 +10,7 @@ from dispatchers.admin.decide.audit import write_audit
 from dispatchers.admin.decide.decisions import check_decision
 from dispatchers.admin.read.entries import no_entry
 from dispatchers.admin.read.plain_values import parsed_or_text
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from dispatchers.errors import DecisionRefused, EntryNotFound
 from outbox.configuration import Configuration
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock, database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_ENTRIES = 1000  # they are decided in one transaction, which holds its locks for some seconds
 VALID_FOR = timedelta(hours=4)

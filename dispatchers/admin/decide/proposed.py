@@ -17,8 +17,8 @@ from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.queries import unreadable
 from outbox.sql.clock import database_now
-from outbox.sql.rights import Right, without_right
-from outbox.sql.schema import Tables
+from outbox.sql.schema.rights import Right, without_right
+from outbox.sql.schema.tables import Tables
 
 ENTRIES_LISTED = 5
 """Of each proposal in a list so many entries are read."""

@@ -26,10 +26,10 @@ from dispatchers.store.records.identity import (
 )
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock, database_now
-from outbox.sql.column_types import Instant
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import change_in_order
 from outbox.times import NEVER
 

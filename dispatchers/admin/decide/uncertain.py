@@ -15,7 +15,7 @@ from dispatchers.admin.decide.safe import why_not_look_up, why_not_new_key, why_
 from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.time_limits import Memory
 from outbox.sql.clock import database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 def look_up(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str) -> None:

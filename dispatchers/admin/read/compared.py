@@ -7,7 +7,7 @@ differently. `text`, which searches many columns, leaves out those that its read
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from outbox.sql.rights import READ_WITH, Right
+from outbox.sql.schema.rights import READ_WITH, Right
 
 COMPARED: Final[Mapping[str, tuple[str, ...]]] = {
     # which entries

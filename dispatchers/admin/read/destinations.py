@@ -15,7 +15,7 @@ from dispatchers.store.queue.throttling import is_throttled
 from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.store.records.queries import destination_names, is_claimable, of_each_destination, read_lags
 from outbox.sql.clock import clock, database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 

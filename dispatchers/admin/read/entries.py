@@ -23,7 +23,7 @@ from outbox.entries.status import waiting_reason
 from outbox.keys import Tag, encode_native
 from outbox.sql.clock import clock, database_now
 from outbox.sql.ordering import is_blocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 MAX_CANDIDATES = 10

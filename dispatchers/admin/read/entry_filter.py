@@ -14,8 +14,8 @@ from dispatchers.admin.read.payload_filter import Member
 from dispatchers.store.records.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, parent_id
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import Tables
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")

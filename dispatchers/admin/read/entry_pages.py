@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Select, func, literal, or_, select, true, uni
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
 from dispatchers.store.records.queries import destination_names
-from outbox.sql.column_types import Instant
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 

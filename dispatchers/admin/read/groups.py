@@ -12,7 +12,7 @@ from dispatchers.admin.read.counts import Count, count_rows, planned_rows
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.store.records.queries import of_each, ordering_keys
 from outbox.sql.clock import database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_WAITING = 1000

@@ -18,7 +18,7 @@ from dispatchers.store.records.queries import RELEASED_WITHIN, destination_names
 from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
 from outbox.sql.clock import database_now
 from outbox.sql.ordering import is_blocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 

@@ -6,8 +6,8 @@ from sqlalchemy import ColumnElement, Text
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import InvalidValue
-from outbox.sql.rendering import renders
-from outbox.sql.schema import Tables
+from outbox.sql.schema.rendering import renders
+from outbox.sql.schema.tables import Tables
 
 MAX_CHARS = 1000  # of a path, and of a value
 UNQUOTABLE = '"\\'

@@ -15,8 +15,8 @@ from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
 from outbox.sql.clock import database_now
-from outbox.sql.parent_index import is_under
-from outbox.sql.schema import Tables, is_open
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 
 OPEN_STATES = ("accepted", "leased")

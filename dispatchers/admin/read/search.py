@@ -26,9 +26,9 @@ from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.sql.clock import database_now
 from outbox.sql.deployment import recorded_environment
-from outbox.sql.parent_index import is_under
-from outbox.sql.rights import Right, without_right
-from outbox.sql.schema import Tables
+from outbox.sql.schema.parent_index import is_under
+from outbox.sql.schema.rights import Right, without_right
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_ROWS = 250

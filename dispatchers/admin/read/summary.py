@@ -14,7 +14,7 @@ from dispatchers.admin.read.dispatchers import Difference, differences
 from dispatchers.admin.read.throughput import Throughput, read_throughput
 from dispatchers.store.records.gauges import Gauge, read_gauges
 from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
-from outbox.sql.schema import Tables, is_open
+from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 
 MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds

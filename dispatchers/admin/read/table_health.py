@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import Holder, TableHealth
 
 

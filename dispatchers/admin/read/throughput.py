@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from dispatchers.store.records.send_counts import read_counts
 from dispatchers.telemetry.tally import BOUNDS, WAITED
 from outbox.sql.clock import database_now
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 SHOWN = timedelta(hours=1)
 DELIVERED = ("delivered", "replayed")

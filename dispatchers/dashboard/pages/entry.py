@@ -33,7 +33,7 @@ from dispatchers.dashboard.views import Reading, View
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.heartbeats import read_dispatchers
 from outbox.errors import InvalidValue
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 MAX_SIBLINGS = 100
 

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, delete, func, select, update
 from dispatchers.names import prefixes
 from outbox.sql.clock import clock
 from outbox.sql.dialect import dialect_of
-from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import Tables
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_TAKE_OVER = 1000  # in one transaction

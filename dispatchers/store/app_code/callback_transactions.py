@@ -26,9 +26,9 @@ from dispatchers.store.connections.guards import Guards
 from dispatchers.threads import is_async, on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.sessions.session import flush_all, hint_after_commit
-from outbox.sql.connections import write_iso_dates
+from outbox.sql.connections.requirements import write_iso_dates
+from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import dialect_of
-from outbox.sql.transactions import require_transaction
 
 log = logging.getLogger("outbox.dispatcher")
 

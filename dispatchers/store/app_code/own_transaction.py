@@ -14,10 +14,10 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.errors import CallbackError
+from outbox.sql.connections.transactions import is_in_autocommit
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import ABORTED, CONFLICTS, lost_savepoint, sqlstate
-from outbox.sql.mariadb_settings import was_undone
-from outbox.sql.transactions import is_in_autocommit
+from outbox.sql.errors.driver import ABORTED, CONFLICTS, lost_savepoint, sqlstate
+from outbox.sql.mariadb.settings import was_undone
 
 _BEGIN = text("SAVEPOINT outbox_callback")
 _END = text("RELEASE SAVEPOINT outbox_callback")

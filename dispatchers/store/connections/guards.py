@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, TextClause, text
 
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import MAX_STATEMENTS
+from outbox.sql.schema.tables import MAX_STATEMENTS
 
 DURABLE = "set_config('synchronous_commit', 'on', true)"
 """A role may switch it off. Then a crash could undo a claim after the send, and the send would have no record."""

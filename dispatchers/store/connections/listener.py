@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine, text
 from dispatchers.threads import on_own_thread
 from outbox.configuration import Configuration
 from outbox.sessions.hints import hearing
+from outbox.sql.connections.separate_connections import backend_pid, break_off, separate_async_engine, separate_engine
 from outbox.sql.dialect import dialect_of
-from outbox.sql.hint_messages import NOTIFY, Due, Hint, decode, encode
-from outbox.sql.separate_connections import backend_pid, break_off, separate_async_engine, separate_engine
+from outbox.sql.postgresql.hint_messages import NOTIFY, Due, Hint, decode, encode
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0

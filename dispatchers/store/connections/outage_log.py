@@ -9,7 +9,7 @@ from datetime import timedelta
 from sqlalchemy.exc import TimeoutError
 
 from outbox.errors import OutboxError
-from outbox.sql.driver_errors import is_passing, sqlstate
+from outbox.sql.errors.driver import is_passing, sqlstate
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -16,10 +16,10 @@ from dispatchers.store.connections.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.store.queue.row_errors import is_conflict, is_of_stale_plan
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
-from outbox.sql.connections import require_utf8, write_iso_dates
+from outbox.sql.connections.requirements import require_utf8, write_iso_dates
+from outbox.sql.connections.separate_connections import separate_async_engine
+from outbox.sql.connections.transactions import is_in_autocommit
 from outbox.sql.dialect import dialect_of
-from outbox.sql.separate_connections import separate_async_engine
-from outbox.sql.transactions import is_in_autocommit
 
 Result = TypeVar("Result")
 

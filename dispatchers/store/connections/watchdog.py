@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from dispatchers.store.connections.guards import limiting
-from outbox.sql.separate_connections import break_off
+from outbox.sql.connections.separate_connections import break_off
 
 log = logging.getLogger("outbox.dispatcher")
 

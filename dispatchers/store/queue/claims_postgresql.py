@@ -19,11 +19,11 @@ from dispatchers.store.queue.fair_share import CLAIMABLE_OF, SERVED, read_fronts
 from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
-from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
-from outbox.sql.fast_execute import execute
-from outbox.sql.functions import suspended_sql
-from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.postgresql.bulk_values import Batch, Shape, batch_query, typed_columns
+from outbox.sql.postgresql.fast_execute import execute
+from outbox.sql.schema.functions import suspended_sql
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import NEVER
 
 MAX_LIMITS = 3  # different LIMITs in one claim, because each needs a statement of its own

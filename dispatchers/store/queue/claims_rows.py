@@ -31,7 +31,7 @@ from dispatchers.store.queue.rows_plain import is_suspended, proven
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import Writes, dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import change_in_order
 from outbox.times import NEVER
 

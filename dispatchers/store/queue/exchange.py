@@ -29,8 +29,8 @@ from dispatchers.store.queue.row_errors import code_of, is_conflict, is_of_one_r
 from dispatchers.store.queue.throttling import claim_throttled
 from dispatchers.store.queue.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
-from outbox.sql.mariadb_settings import Unseen, apply_all, require_applied
-from outbox.sql.schema import Tables
+from outbox.sql.mariadb.settings import Unseen, apply_all, require_applied
+from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 Result = TypeVar("Result")

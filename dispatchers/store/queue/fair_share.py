@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, liter
 
 from dispatchers.flow_control.fair_share import MAX_SCOPES, Backlog, Waiting, max_counted
 from dispatchers.flow_control.quota import Quota
-from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import MAX_STATEMENTS, Tables
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {due_from} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))

@@ -28,7 +28,7 @@ from outbox.sql.clock import clock, later
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.times import MICROSECOND, NEVER
 
 log = logging.getLogger("outbox.dispatcher")

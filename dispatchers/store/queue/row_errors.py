@@ -6,7 +6,7 @@ from dataclasses import replace
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, RetryCallback, Settle, Transition
-from outbox.sql.driver_errors import CONFLICTS, sqlstate
+from outbox.sql.errors.driver import CONFLICTS, sqlstate
 
 MOMENTARY = ("55P03", "57014")
 """PostgreSQL, appendix A: lock_timeout expired; the statement was cancelled, for example by statement_timeout."""

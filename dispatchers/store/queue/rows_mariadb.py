@@ -22,9 +22,9 @@ from dispatchers.store.queue.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import database_now
+from outbox.sql.mariadb.entry import run_compound
 from outbox.sql.mariadb.statistics import TIMELINE
-from outbox.sql.mariadb_entry import run_compound
-from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.sql.statements import DELETE_BY_INDEX
 from outbox.times import MICROSECOND, NEVER
 

@@ -31,8 +31,8 @@ from dispatchers.store.queue.throttling import is_throttled
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import clock
-from outbox.sql.column_types import Instant
-from outbox.sql.schema import SCHEMA_VERSION, Tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import SCHEMA_VERSION, Tables
 
 CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, exists, select
 
 from dispatchers.store.records.queries import ordering_keys
 from outbox.sql.ordering import Place, advance, is_blocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 log = logging.getLogger("outbox.dispatcher")

@@ -29,7 +29,7 @@ from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),

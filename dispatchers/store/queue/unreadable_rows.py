@@ -10,7 +10,7 @@ from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock
 from outbox.sql.ordering import Place, advance_unlocked
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import change_in_order
 from outbox.times import NEVER
 

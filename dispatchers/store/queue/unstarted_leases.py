@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 def read_leased(connection: Connection, tables: Tables, tokens: Collection[UUID]) -> list[ClaimedEntry]:

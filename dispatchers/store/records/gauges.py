@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Select, func, select, true
 
 from dispatchers.store.records.queries import destination_names
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_ROWS = 100_000  # rows of all destinations together: about 100 ms

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, delete, insert, select, update
 
 from outbox.sql.clock import clock
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 BEAT_SECONDS = 10.0  # between two heartbeats: 0.1 transactions a second
 LIVE_FOR = timedelta(seconds=45)  # four missed heartbeats: one may wait for a slow batch of maintenance

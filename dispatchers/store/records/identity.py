@@ -19,8 +19,8 @@ from dispatchers.database_identity import (
 from dispatchers.store.connections.guards import guard
 from outbox.sql.deployment import refuse_other_environment, require_environment
 from outbox.sql.dialect import dialect_of
-from outbox.sql.driver_errors import sqlstate
-from outbox.sql.schema import Tables
+from outbox.sql.errors.driver import sqlstate
+from outbox.sql.schema.tables import Tables
 from outbox.times import MICROSECOND
 
 REFUSALS = frozenset({"42501", "42883", "0A000"})

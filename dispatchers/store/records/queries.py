@@ -23,7 +23,7 @@ from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutco
 from outbox.requests.accepted import is_waiting
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables, is_open
+from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, func, select
 from dispatchers.telemetry.tally import Tallied
 from outbox.sql.clock import database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 KEPT_FOR = timedelta(hours=2)  # what is shown, and as much again for a clock that was set
 

@@ -13,12 +13,13 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from outbox.errors import ConfigurationError
-from outbox.sql import key_locks, mariadb_settings, migration_locks
-from outbox.sql.column_types import Instant
+from outbox.sql import key_locks, migration_locks
 from outbox.sql.dialect import UNDEFINED, Dialect, Lock, Writes, words
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
+from outbox.sql.mariadb import settings as mariadb_settings
 from outbox.sql.mariadb import statistics
-from outbox.sql.schema import Tables
+from outbox.sql.schema.column_types import Instant
+from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 from outbox.sql.statements import deleting_by_index
 

@@ -7,8 +7,8 @@ from sqlalchemy import Column, Connection, Table, bindparam, literal, select, te
 from sqlalchemy.exc import DBAPIError
 
 from outbox.sql.clock import database_now
-from outbox.sql.driver_errors import INSUFFICIENT_PRIVILEGE, sqlstate
-from outbox.sql.mariadb_errors import PROCESS_MISSING, number_of
+from outbox.sql.errors.driver import INSUFFICIENT_PRIVILEGE, sqlstate
+from outbox.sql.mariadb.errors import PROCESS_MISSING, number_of
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 
 

@@ -27,15 +27,15 @@ from sqlalchemy.sql import ClauseElement, Executable
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from outbox.sql import key_locks, migration_locks
-from outbox.sql.connections import require_encodings
+from outbox.sql.connections.requirements import require_encodings
+from outbox.sql.connections.transactions import is_in_autocommit
 from outbox.sql.dialect import Lock, Writes
-from outbox.sql.functions import suspended_sql
-from outbox.sql.identifiers import quoted, quoted_table
 from outbox.sql.postgresql import statistics
 from outbox.sql.postgresql.compatible import Compatible
-from outbox.sql.schema import Tables
+from outbox.sql.schema.functions import suspended_sql
+from outbox.sql.schema.identifiers import quoted, quoted_table
+from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
-from outbox.sql.transactions import is_in_autocommit
 
 
 class PostgreSQL(Compatible):

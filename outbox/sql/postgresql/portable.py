@@ -34,7 +34,7 @@ class _Portable:
         super().__init__(isolation_level=isolation_level or LEVEL, use_native_hstore=False, **settings)  # type: ignore[call-arg]
 
     def _get_server_version_info(self, connection: Any) -> tuple[int, ...]:
-        """The PostgreSQL whose SQL is written. What the server calls itself is read by `outbox.sql.servers`."""
+        """The PostgreSQL whose SQL is written. What the server calls itself is read by `outbox.sql.connections.servers`."""
         return (14, 0)
 
 

@@ -13,11 +13,11 @@ from sqlalchemy import Dialect as DriverDialect
 
 from outbox.sql import key_locks, migration_locks
 from outbox.sql.clock import database_now
-from outbox.sql.connections import require_portable
+from outbox.sql.connections.requirements import require_portable
 from outbox.sql.dialect import Lock
 from outbox.sql.postgresql.compatible import Compatible
 from outbox.sql.postgresql.portable import LEVEL, NAME
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import ServerIdentity
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, Table, text
 
-from outbox.sql.identifiers import quoted, quoted_table
+from outbox.sql.schema.identifiers import quoted, quoted_table
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 
 

@@ -20,7 +20,7 @@ from dispatchers.admin.check import doctor, doctor_mariadb, doctor_rules
 from dispatchers.admin.check.doctor_rules import Finding
 from dispatchers.store.records.heartbeats import LIVE_FOR
 from outbox.errors import ConfigurationError
-from outbox.sql.body_partitions import Layout
+from outbox.sql.schema.body_partitions import Layout
 from outbox.sql.server_reports import Holder, TableHealth
 
 MINUTES = timedelta(minutes=2)

@@ -18,7 +18,7 @@ from dispatchers.admin.check import doctor_rules
 from dispatchers.cli import doctor as cli_doctor
 from dispatchers.process import daemon
 from outbox import migrations
-from outbox.sql.body_partitions import Day, Layout
+from outbox.sql.schema.body_partitions import Day, Layout
 
 
 @contextmanager

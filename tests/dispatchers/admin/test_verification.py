@@ -15,7 +15,7 @@ from support.entries import claim_one, put, put_one, settle
 import outbox
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import RetryCallback, Settle
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 Harm = Callable[[sa.Connection, UUID], object]
 

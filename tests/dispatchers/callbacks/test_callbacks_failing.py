@@ -31,7 +31,7 @@ from dispatchers.admin.decide.decisions import cancel
 from dispatchers.callbacks import Settlement
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, RetryCallback, Settle
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 
 CARD = "4242424242424242"
 

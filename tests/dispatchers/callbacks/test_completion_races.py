@@ -19,7 +19,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import CallbackFailed, Calls, Completed
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Settle
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 
 
 def settle_both_at_once(stores: list[DatabaseStore], claimed: list[ClaimedEntry], calls: Calls) -> list[Any]:

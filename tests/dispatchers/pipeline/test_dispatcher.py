@@ -27,7 +27,7 @@ from support.entries import (
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 
 pytestmark = pytest.mark.sends_hints
 

@@ -11,7 +11,7 @@ from support.entries import until_true
 
 from dispatchers.pipeline import wakeup
 from dispatchers.pipeline.wakeup import Wakeup
-from outbox.sql.hint_messages import Due, Hint, decode
+from outbox.sql.postgresql.hint_messages import Due, Hint, decode
 
 
 class FakeListener:

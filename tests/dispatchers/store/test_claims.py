@@ -34,7 +34,7 @@ from dispatchers.store.queue import claims_postgresql, claims_rows, exchange
 from dispatchers.store.records import gauges as store_gauges
 from dispatchers.store.records.gauges import Gauge
 from dispatchers.transitions import Settle
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 from outbox.times import EPOCH, NEVER
 
 TOKEN = UUID(int=7)

@@ -19,7 +19,7 @@ from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store import database as store_database
 from dispatchers.store.connections.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
-from outbox.sql.driver_errors import is_passing
+from outbox.sql.errors.driver import is_passing
 
 SECRETS = {"username": "absent-user", "password": "hunter2"}
 

@@ -15,7 +15,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.decide import CANCELLED_DELAY
 from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Scheduler
 from dispatchers.stored_outcome import Known, write_outcome
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 
 
 def serving(operation: str) -> Operations:

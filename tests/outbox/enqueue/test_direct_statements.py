@@ -18,7 +18,7 @@ from support.relays import relay
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
-from outbox.sql import fast_execute
+from outbox.sql.postgresql import fast_execute
 
 pytestmark = pytest.mark.as_app
 

@@ -226,4 +226,4 @@ def test_another_database_is_refused_by_name(ob):
     with pytest.raises(
         outbox.ConfigurationError, match="the outbox runs on postgresql, sqlite and mariadb, not on 'mysql'"
     ):
-        outbox.sql.transactions.require_transaction(connection, None)
+        outbox.sql.connections.transactions.require_transaction(connection, None)

@@ -6,8 +6,8 @@ from support.database import CHARGE, PAYLOAD, TABLES, Database, Order
 
 import outbox
 from outbox.errors import NoTransaction
-from outbox.sql.schema import define_tables
-from outbox.sql.statement_errors import is_ours
+from outbox.sql.errors.statement import is_ours
+from outbox.sql.schema.tables import define_tables
 
 REFUSED_BY_SETTING = (
     "CREATE TRIGGER refuse BEFORE INSERT ON outbox_queue FOR EACH ROW IF @refuse THEN SIGNAL SQLSTATE '45000'; END IF"

@@ -16,7 +16,7 @@ import outbox
 from outbox.requests import records
 from outbox.sessions.session import flush_all
 from outbox.sql import positions
-from outbox.sql.connections import LockBudget
+from outbox.sql.connections.requirements import LockBudget
 
 ADVISORY = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()")
 

@@ -17,7 +17,7 @@ from dispatchers.pipeline import triage
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 
 OLD, NEW = "2025-10-29.clover", "2026-10-28.endive"
 PAYLOAD = {

@@ -11,7 +11,7 @@ from support.migrations import blank_database, run_script
 from support.roles import KINDS, As
 
 from outbox import migrations
-from outbox.sql.identifiers import quoted
+from outbox.sql.schema.identifiers import quoted
 
 
 @pytest.fixture(scope="module")

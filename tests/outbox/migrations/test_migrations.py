@@ -1,4 +1,4 @@
-"""The migrations: they make what `outbox/sql/schema.py` says, and take it away again."""
+"""The migrations: they make what `outbox/sql/schema/tables.py` says, and take it away again."""
 
 import io
 import re

@@ -7,7 +7,7 @@ from support.migrations import ODD, create_all, everything, set_revision
 from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.migrations import inspection
-from outbox.sql.places import place_of
+from outbox.sql.connections.places import place_of
 
 CURE = ": run `outbox db upgrade`; or the app's own Alembic, `alembic upgrade head`, if it makes the outbox's tables"
 

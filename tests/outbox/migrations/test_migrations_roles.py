@@ -21,7 +21,7 @@ from dispatchers.admin.read.overview import read_overview
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
-from outbox.sql.identifiers import quoted
+from outbox.sql.schema.identifiers import quoted
 
 pytest_plugins = ["support.blank_databases"]
 

@@ -13,7 +13,7 @@ from support.migrations import everything
 
 from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction, SchemaError
-from outbox.sql.sync_drivers import synchronous
+from outbox.sql.connections.sync_drivers import synchronous
 
 pytest_plugins = ["support.blank_databases"]
 

@@ -12,8 +12,8 @@ from support.roles import HONEST, NEW_ENTRY, As, refused
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.sql.driver_errors import sqlstate
-from outbox.sql.identifiers import quoted
+from outbox.sql.errors.driver import sqlstate
+from outbox.sql.schema.identifiers import quoted
 
 
 def test_the_app_enqueues_looks_and_cancels(as_role: As, ob: outbox.Outbox) -> None:

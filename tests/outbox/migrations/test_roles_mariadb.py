@@ -23,7 +23,7 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.errors import InvalidValue, SchemaError
-from outbox.sql.driver_errors import sqlstate
+from outbox.sql.errors.driver import sqlstate
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dispatchers.admin.decide.audit import read_audit
 from dispatchers.admin.decide.payloads import reveal
 from dispatchers.admin.read.entries import read_entry
 from outbox import migrations
-from outbox.sql.identifiers import quoted
+from outbox.sql.schema.identifiers import quoted
 
 ENDED_BY_HAND = (
     "WITH gone AS (DELETE FROM outbox_queue RETURNING *) INSERT INTO outbox_settlement (id, state, deliveries, attempts,"

@@ -18,7 +18,7 @@ import outbox
 from outbox import migrations
 from outbox.errors import RequestMismatch
 from outbox.sessions import hint_sender, hints
-from outbox.sql.mismatch_counts import CountTables, statements
+from outbox.sql.postgresql.mismatch_counts import CountTables, statements
 
 pytestmark = [pytest.mark.as_app, pytest.mark.sends_hints]
 

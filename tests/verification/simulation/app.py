@@ -11,7 +11,7 @@ from dispatchers import Operations
 from dispatchers.callbacks import Settlement
 from dispatchers.delivery import NATIVE
 from outbox.keys import Tag, derive_tag
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 from simulation.database import ENV, AppSession, Database, fields_of
 from simulation.invariants import Invariants
 from simulation.operators import People

@@ -21,7 +21,7 @@ from dispatchers.store.queue.ordering import MOMENT
 from dispatchers.store.records.queries import Wanted
 from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle, Transition
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 from outbox.times import NEVER
 from simulation.reference_history import is_suspended
 from simulation.reference_ordering import advance, leave, next_is_locked, sort_out

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dispatchers.database_identity import DatabaseIdentity
 from dispatchers.flow_control.state import FlowState
-from outbox.sql.schema import SCHEMA_VERSION
+from outbox.sql.schema.tables import SCHEMA_VERSION
 from outbox.times import NEVER
 
 WAITING = ("pending", "retry")

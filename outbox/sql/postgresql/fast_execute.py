@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
 
-from outbox.sql.schema import MAX_STATEMENTS
-from outbox.sql.statement_errors import hide_values, may_quote
+from outbox.sql.errors.statement import hide_values, may_quote
+from outbox.sql.schema.tables import MAX_STATEMENTS
 
 PLAIN_CORE = "outbox_plain_core"
 """An execution option: `create_engine(url, execution_options={"outbox_plain_core": True})`."""

@@ -12,8 +12,8 @@ from datetime import UTC, date, datetime, timedelta
 from sqlalchemy import Connection, text
 
 from outbox.sql.dialect import dialect_of
-from outbox.sql.identifiers import quoted
-from outbox.sql.schema import Tables
+from outbox.sql.schema.identifiers import quoted
+from outbox.sql.schema.tables import Tables
 
 DAYS_AHEAD = 7
 """How many partitions are created in advance: enough for a long weekend without a dispatcher or maintenance."""

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError, TimeoutError
 
 from outbox.errors import ConfigurationError, NoTransaction, OutboxError
 from outbox.sql.dialect import dialect_of
-from outbox.sql.mariadb_errors import LOCK_WAIT_TIMEOUT, leaves_cluster, number_of, undoes_transaction
+from outbox.sql.mariadb.errors import LOCK_WAIT_TIMEOUT, leaves_cluster, number_of, undoes_transaction
 
 VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 

@@ -3,9 +3,9 @@
 from sqlalchemy import Connection
 
 from outbox.errors import NoTransaction
-from outbox.sql.connections import require_connection
+from outbox.sql.connections.requirements import require_connection
 from outbox.sql.dialect import dialect_of
-from outbox.sql.mariadb_settings import was_undone
+from outbox.sql.mariadb.settings import was_undone
 
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 

@@ -23,13 +23,13 @@ from sqlalchemy import (
     text,
 )
 
-from outbox.sql import columns
-from outbox.sql.column_types import ID
 from outbox.sql.dialect import dialect_if_supported, dialect_of
-from outbox.sql.functions import DatabaseFunction, creation, database_functions
-from outbox.sql.identifiers import check_table_names
-from outbox.sql.schema_errors import translate_for
-from outbox.sql.statement_errors import hide_values_of
+from outbox.sql.errors.schema import translate_for
+from outbox.sql.errors.statement import hide_values_of
+from outbox.sql.schema import columns
+from outbox.sql.schema.column_types import ID
+from outbox.sql.schema.functions import DatabaseFunction, creation, database_functions
+from outbox.sql.schema.identifiers import check_table_names
 
 SCHEMA_VERSION = 1
 """The version of an entry's format, stored in every entry. A dispatcher does not send entries of a newer version.

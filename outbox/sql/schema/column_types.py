@@ -14,7 +14,7 @@ _LONG = 2**32 - 1  # MariaDB's own TEXT and BLOB hold 64 KiB; of this length the
 
 class _BinaryUuid(TypeDecorator[UUID]):
     """Sixteen bytes, in their own order. MariaDB's UUID begins with 10.7, and orders some versions by other bytes than the first,
-    where our ids of one parent must be neighbours (`outbox.sql.parent_index`).
+    where our ids of one parent must be neighbours (`outbox.sql.schema.parent_index`).
     """
 
     impl = BINARY(16)

@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, Table, and_
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.keys import PARENT_BYTES, ids_under
-from outbox.sql.column_types import ID
 from outbox.sql.dialect import dialect_named
-from outbox.sql.rendering import renders
+from outbox.sql.schema.column_types import ID
+from outbox.sql.schema.rendering import renders
 
 
 def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[bool]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from outbox.sql.fast_execute import forget_cursor, speaks_binary
+from outbox.sql.postgresql.fast_execute import forget_cursor, speaks_binary
 
 
 class Shape(NamedTuple):

@@ -21,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 
-from outbox.sql.column_types import ID, LONG_BINARY, LONG_TEXT, Instant
+from outbox.sql.schema.column_types import ID, LONG_BINARY, LONG_TEXT, Instant
 from outbox.times import EPOCH, NEVER
 
 MAX_COUNT = 1_000_000_000
@@ -332,7 +332,7 @@ def record(prefix: str) -> list[Any]:
         Column("answered_at", Instant),
         Column("replay_until", Instant, nullable=False),
         Column("keep_until", Instant, nullable=False),
-        Column("body_day", Date),  # the partition with the body, if it is not here: `outbox.sql.body_partitions`
+        Column("body_day", Date),  # the partition with the body, if it is not here: `outbox.sql.schema.body_partitions`
         CheckConstraint("state IN ('accepted', 'leased', 'succeeded', 'failed')", name=f"{prefix}record_state"),
         # all columns of an answer are set or none; a claim in one transaction becomes visible only with its answer
         CheckConstraint(

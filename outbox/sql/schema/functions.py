@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from outbox.sql.identifiers import quoted
+from outbox.sql.schema.identifiers import quoted
 from outbox.times import NEVER
 
 
@@ -103,7 +103,7 @@ END""".strip()
 
 
 def _body_of(schema: str | None, prefix: str) -> str:
-    """By which a body is read that is in its day's partition: `outbox.sql.body_partitions`.
+    """By which a body is read that is in its day's partition: `outbox.sql.schema.body_partitions`.
 
     It has the rights of who calls it. EXECUTE plans for the day that is asked for: no other day's partition is opened or
     locked, whereas a prepared plan would lock all of them. NULL: the partition is gone.

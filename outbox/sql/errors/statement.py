@@ -14,7 +14,7 @@ from sqlalchemy import Dialect, Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.sql.dialect import dialect_if_supported
-from outbox.sql.mariadb_errors import NAMING_NO_VALUES, is_of_server, number_of
+from outbox.sql.mariadb.errors import NAMING_NO_VALUES, is_of_server, number_of
 
 HIDDEN = "(its text is hidden: it may quote what was sent)"
 QUOTING_NONE = (

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, text
 
 from outbox.errors import ConfigurationError
+from outbox.sql.connections.forks import require_own
+from outbox.sql.connections.servers import banner_of, refuse_other_host, refuse_other_server
 from outbox.sql.dialect import dialect_of
-from outbox.sql.forks import require_own
-from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 _LEVEL = "sqlalchemy-outbox portable"
 """The key in a pooled connection's `info` for its isolation level, once a connection of the portable mode was checked."""

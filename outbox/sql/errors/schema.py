@@ -9,8 +9,8 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import SchemaError
+from outbox.sql.connections.places import place_of
 from outbox.sql.dialect import dialect_if_supported
-from outbox.sql.places import place_of
 
 _names: set[str] = set()
 

@@ -10,8 +10,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 
-from outbox.sql.mariadb_settings import note_undone
-from outbox.sql.schema import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.mariadb.settings import note_undone
+from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.times import MICROSECOND
 
 

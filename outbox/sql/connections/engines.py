@@ -8,10 +8,10 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.errors import ConfigurationError
-from outbox.sql.connections import refuse_other_encoding
+from outbox.sql.connections.forks import watch
+from outbox.sql.connections.requirements import refuse_other_encoding
+from outbox.sql.connections.servers import banner_of, refuse_other_host, refuse_other_server
 from outbox.sql.dialect import Dialect, dialect_of_url
-from outbox.sql.forks import watch
-from outbox.sql.servers import banner_of, refuse_other_host, refuse_other_server
 
 
 def engine_of(url: URL, **settings: Any) -> Engine:

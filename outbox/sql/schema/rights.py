@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import Column
 
-from outbox.sql.schema import Tables
+from outbox.sql.schema.tables import Tables
 
 
 class Right(StrEnum):

@@ -2,7 +2,7 @@
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
-from outbox.sql.mariadb_errors import SAVEPOINT_MISSING, number_of, state_of
+from outbox.sql.mariadb.errors import SAVEPOINT_MISSING, number_of, state_of
 
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
 SERIALIZATION_FAILURE = "40001"  # a concurrent change is not in the snapshot of the transaction

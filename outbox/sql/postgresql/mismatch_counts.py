@@ -6,8 +6,8 @@ from threading import Lock
 from typing import NamedTuple
 from uuid import UUID
 
-from outbox.sql.identifiers import quoted_table
-from outbox.sql.schema import Tables
+from outbox.sql.schema.identifiers import quoted_table
+from outbox.sql.schema.tables import Tables
 
 MAX_IDS = 1000
 """In each schema so many records' counts are kept while they cannot be written; those of others are dropped."""

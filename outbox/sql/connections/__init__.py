@@ -1,0 +1,1 @@
+"""Connections, engines and servers, and what a transaction must be."""

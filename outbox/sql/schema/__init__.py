@@ -1,0 +1,1 @@
+"""The tables: columns, types, names, functions and rights."""
