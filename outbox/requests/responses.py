@@ -22,10 +22,11 @@ class Headers(Mapping[str, str]):
 
     __slots__ = ("lines",)
 
-    def __init__(self, given: "Mapping[str, str] | Iterable[tuple[str, str]]" = ()) -> None:
+    def __init__(self, given: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         if isinstance(given, Headers):
             given = given.lines
-        self.lines: tuple[tuple[str, str], ...] = tuple(given.items() if isinstance(given, Mapping) else given)
+        pairs: Any = given.items() if isinstance(given, Mapping) else given
+        self.lines: tuple[tuple[str, str], ...] = tuple(pairs)
 
     def __getitem__(self, name: str) -> str:
         values = [value for known, value in self.lines if known.lower() == name.lower()]

@@ -128,7 +128,7 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
         (
             {"record_retention": 30},
             outbox.InvalidValue,
-            "audit 30: must be a timedelta of 0 s or more, and 36525 days at most",
+            "record_retention 30: must be a timedelta of 0 s or more, and 36525 days at most",
         ),
         ({"options": "region"}, outbox.InvalidValue, "options 'region': must be a collection of names, not one str"),
         (

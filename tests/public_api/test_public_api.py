@@ -67,7 +67,7 @@ def test_names_and_signatures_are_those_of_the_snapshot(package: str, module: st
     if diff:
         pytest.fail(
             f"the public API of {module} differs from {snapshot_path(package).name}:\n{diff}\n"
-            "A change of the API is a decision: write it into CHANGELOG.md, then write the snapshot anew with\n"
+            "A change of the API is a decision: write it into CHANGELOG.md, then write the snapshot again with\n"
             "    python3 dev.py api",
             pytrace=False,
         )

@@ -97,7 +97,7 @@ def read_snapshot(package: str) -> dict[str, str]:
 
 
 def write_snapshots() -> None:
-    """Write the files anew; needs all extras."""
+    """Write the files again; needs all extras."""
     for package, modules in MODULES.items():
         text = "\n\n".join(f"# {module}\n\n{describe(package, module)}" for module in modules)
         snapshot_path(package).write_text(text + "\n")
@@ -148,7 +148,7 @@ def _class_lines(name: str, cls: type) -> Iterator[str]:
 
 def _bases(cls: type) -> list[Any]:
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return [typing.NamedTuple]  # before Python 3.12 its bases do not tell
+        return [typing.NamedTuple]  # before Python 3.12 its bases do not show it
     return [
         base for base in vars(cls).get("__orig_bases__", cls.__bases__) if base is not object and not _is_private(base)
     ]
