@@ -240,7 +240,7 @@ def test_a_conflict_after_a_callback_is_not_the_callbacks_failure(
     effects.on_settled("crm")(lambda session, settlement: None)
 
     def execute(connection: sa.Connection, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-        if statement.startswith("SELECT outbox_settlement.id"):
+        if statement == "RELEASE SAVEPOINT outbox_callback":
             checks.append(statement)
         return (CONFLICT, {}) if len(checks) == 1 and statement is checks[0] else (statement, parameters)
 
