@@ -17,6 +17,7 @@ from uuid import UUID
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota
 from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.attempt import AttemptContext
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import claim_ahead_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
@@ -27,11 +28,11 @@ from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.progress import Progress
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, max_callbacks, max_entries
-from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.wakeup import Wakeup, first_set
+from dispatchers.pipeline.workers import Workers
 from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.outage_log import OutageLog
@@ -56,7 +57,7 @@ class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
-    clock: the process's clock, in seconds. refusal: why this process must end. in_flight: how many entries are being sent.
+    clock: the process's clock, in seconds. refusal: why this process must end.
     """
 
     def __init__(
@@ -91,22 +92,30 @@ class ClaimLoops:
         self._collector = OutcomeCollector(
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, activity, clock=clock, rng=rng
         )
-        self._triage = Triage(
-            routes, self._scheduler, env=env, clock=clock, rng=rng, flow=self._flow, done=self._collector.done
-        )
-        self._sender = Sender(
+        context = AttemptContext(
             store=store,
             keyring=keyring,
             usable=settings.usable,
             clock=clock,
             rng=rng,
             flow=self._flow,
-            queue=parts.queue(self._scheduler.permits_of, clock),
-            done=self._collector.done,
             activity=activity,
             unstarted=self.unstarted,
         )
-        levels = partial(read_levels, self._sender, self._scheduler, self._flow, self._collector, guard)
+        self._triage = Triage(
+            routes,
+            self._scheduler,
+            env=env,
+            clock=clock,
+            rng=rng,
+            flow=self._flow,
+            context=context,
+            unsent=self._collector.unsent,
+        )
+        self._workers = Workers(
+            context, parts.queue(self._scheduler.permits_of, clock), self._flow, self._collector.done
+        )
+        levels = partial(read_levels, self._workers, self._scheduler, self._flow, self._collector, guard)
         activity.read_levels_from(levels)
         self._wakeup = Wakeup(
             store.listener,
@@ -114,7 +123,6 @@ class ClaimLoops:
             poll=settings.poll.total_seconds(),
             clock=clock,
         )
-        self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
@@ -124,11 +132,15 @@ class ClaimLoops:
     def unstarted(self) -> Unstarted:
         return self._collector.unstarted
 
+    def in_flight(self) -> int:
+        """How many entries are being sent, or settled with a callback."""
+        return len(self._workers) + len(self._collector.with_callbacks)
+
     def used_up(self) -> dict[str, list[str]]:
         return self._scheduler.used_up
 
     def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
-        return self._sender.sending(task)
+        return self._workers.sending(task)
 
     def begin(self) -> None:
         """Prepare for this event loop."""
@@ -146,8 +158,8 @@ class ClaimLoops:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
-        await self._sender.abandon()  # this ends idle workers only, because nothing is in flight
-        return settled + self._collector.settled_alone
+        await self._workers.abandon()  # this ends idle workers only, because nothing is in flight
+        return settled + self._collector.settled_with_callbacks
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         """The loops, to be awaited together. While the database is unavailable, they wait."""
@@ -158,9 +170,9 @@ class ClaimLoops:
     async def drain(self, grace: timedelta) -> None:
         """Finish the sends in flight within the grace, and settle them. The other leases expire."""
         until = self._clock() + grace.total_seconds()
-        await self._sender.finish(grace)
-        await self._collector.alone.finish(timedelta(seconds=until - self._clock()))
-        outcomes, reports = self._collector.outcomes, 0
+        await self._workers.finish(grace)
+        await self._collector.with_callbacks.finish(timedelta(seconds=until - self._clock()))
+        outcomes, reports = self._collector.in_batches, 0
         while (
             len(outcomes)
             or outcomes.has_postponed
@@ -181,13 +193,13 @@ class ClaimLoops:
 
     async def abandon(self) -> None:
         """Stop sending at once."""
-        await self._sender.abandon()
-        await self._collector.alone.abandon()
+        await self._workers.abandon()
+        await self._collector.with_callbacks.abandon()
 
     def wake(self) -> None:  # another database's dispatcher has left permits to this one
         self._scheduler.begin_round()
         self._collector.news.set()
-        self._sender.follow()
+        self._workers.follow()
 
     # --- the loops
 
@@ -215,11 +227,16 @@ class ClaimLoops:
             settled += await self._settle_postponed()
             progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
             settled += progress.settled
-            if progress.claimed or self._collector.outcomes or (progress.asked and not self._scheduler.all_asked):
+            if progress.claimed or self._collector.in_batches or (progress.asked and not self._scheduler.all_asked):
                 continue
-            if self._sender or self._collector.alone or self._exchanging or self._collector.outcomes.has_postponed:
+            if (
+                self._workers
+                or self._collector.with_callbacks
+                or self._exchanging
+                or self._collector.in_batches.has_postponed
+            ):
                 self._collector.news.clear()
-                await first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
+                await first_set(self._collector.news, seconds=self._collector.in_batches.again_in)
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
@@ -263,20 +280,20 @@ class ClaimLoops:
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Wait for an outcome, a hint, or the time to poll; then a moment longer, to settle more outcomes together."""
         now = self._clock()
-        until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.outcomes.again_in)
+        until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.in_batches.again_in)
         until = min(until, self._wakeup.polls_at(self._rng.random(), is_first=is_first))
-        if not self._collector.outcomes:
+        if not self._collector.in_batches:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
             await first_set(self._collector.news, stopping, *hinted, seconds=max(0.0, until - now))
-        is_news = self._collector.news.is_set() or bool(self._collector.outcomes) or self._clock() >= until
+        is_news = self._collector.news.is_set() or bool(self._collector.in_batches) or self._clock() >= until
         if is_news or not (is_first and self._wakeup.hinted.is_set()):
             self._scheduler.begin_round()
             self._round_at = self._clock()
             if is_first:
                 self._wakeup.polled()
-        if self._collector.outcomes and self._sender and len(self._collector.outcomes) < MAX_BATCH_ENTRIES:
-            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
+        if self._collector.in_batches and self._workers and len(self._collector.in_batches) < MAX_BATCH_ENTRIES:
+            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._workers.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
         """Claim for the destinations named by hints before all others. If a hint names none, sweep first."""
@@ -307,7 +324,7 @@ class ClaimLoops:
                 raise exchange.error
         except BaseException as error:
             self._scheduler.give_all_back(quotas)
-            self._collector.outcomes.put_back(settlements)  # keep them until the database is available
+            self._collector.in_batches.put_back(settlements)  # keep them until the database is available
             self._collector.news.set()
             if not isinstance(error, CallbacksChanged):
                 raise
@@ -319,7 +336,7 @@ class ClaimLoops:
             flow_update = request.flow_update
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
-            self._sender.follow()
+            self._workers.follow()
         claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
         hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
         has_more = self._scheduler.found(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
@@ -328,7 +345,7 @@ class ClaimLoops:
             self._has_claimed = True
             self._cutoff = min(self._cutoff, claimed[0].leased_at)
             self._collector.note_claim(claimed, request.token, started)
-        self._sender.start(self._triage.sort(claimed, started))
+        self._workers.start(self._triage.sort(claimed, started))
         if claimed:
             await asyncio.sleep(0)  # let the sends begin before the next exchange
             if has_more:
@@ -347,7 +364,7 @@ class ClaimLoops:
                 postponed = self._collector.note_part(postponed, exchange)
                 raise exchange.error
         except BaseException as error:
-            self._collector.outcomes.postpone(postponed, {entry.lease for entry, _ in postponed})
+            self._collector.in_batches.postpone(postponed, {entry.lease for entry, _ in postponed})
             self._collector.news.set()  # the other loop may wait for nothing else
             if not isinstance(error, CallbacksChanged):
                 raise

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.decide import hand_over
-from dispatchers.delivery import Outcome
 from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.attempt import Attempt
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
@@ -33,12 +33,12 @@ MISSING = (
 
 
 class OutcomeCollector:
-    """Gets one call of `done` for each claimed entry, and chooses how the entry is settled.
+    """Gets one call of `done` or `unsent` for each claimed entry, and chooses how the entry is settled.
 
-    outcomes: those for the next batches. alone: settles the entries that commit together with a callback.
+    in_batches: the outcomes for the next batches. with_callbacks: settles the entries that commit together with a callback.
     news: wakes the claim loops when there is an outcome, a new claim, a free permit, or the end of a loop.
     unstarted: the claimed entries whose sends have not begun.
-    settled_alone: how many entries settled with a callback since `begin`.
+    settled_with_callbacks: how many entries settled with a callback since `begin`.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class OutcomeCollector:
         self._pace = pace
         self._activity = activity
         self._missing = UnservedLog(clock)
-        self.outcomes = OutcomeBuffer(clock=clock, timeout=settings.lease / 4)
-        self.alone = SettlementWorker(
+        self.in_batches = OutcomeBuffer(clock=clock, timeout=settings.lease / 4)
+        self.with_callbacks = SettlementWorker(
             store,
             pace,
             at_once=settings.callbacks_at_once,
@@ -70,43 +70,45 @@ class OutcomeCollector:
             clock=clock,
             rng=rng,
             callbacks=callbacks,
-            ended=self._ended_alone,
+            ended=self._ended_with_callback,
             away=outages.failed,
             trace=activity.trace,
             errors=activity.errors,
         )
         self.news = asyncio.Event()
         self.unstarted = Unstarted()
-        self.settled_alone = 0
+        self.settled_with_callbacks = 0
 
     def begin(self) -> None:
         """Prepare for this event loop: each `asyncio.run` creates a new one."""
         self.news = asyncio.Event()
-        self.settled_alone = 0
-        self.alone.begin()
+        self.settled_with_callbacks = 0
+        self.with_callbacks.begin()
 
     # --- before the send
 
     def note_claim(self, claimed: Sequence[ClaimedEntry], token: UUID, started: float) -> None:
         """Note a claim. token: of the leases. started: the process's clock before the claim."""
         if self._callbacks:
-            self.alone.note_claim(token, started)
+            self.with_callbacks.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
                     self._pace.reserve(entry.destination)
 
     # --- after the send
 
-    def done(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
-        """Note that the entry needs its permit no longer.
-
-        outcome: the adapter's answer, if the entry was sent. change: None if the lease must expire by itself.
-        """
-        if self.unstarted.end(entry) and isinstance(change, Release):
-            change = replace(change, reason=BLOCKED)
+    def done(self, attempt: Attempt) -> None:
+        """Note the end of an attempt. Its entry needs its permit no longer."""
+        entry, outcome = attempt.entry, attempt.outcome
         if outcome is not None:
             self._flow.hear(entry, outcome)
             self._scheduler.ahead.note_end(entry.destination)
+        self.unsent(entry, attempt.change)
+
+    def unsent(self, entry: ClaimedEntry, change: Transition | None) -> None:
+        """Note that a claimed entry is not sent any more. change: None if its lease must expire by itself."""
+        if self.unstarted.end(entry) and isinstance(change, Release):
+            change = replace(change, reason=BLOCKED)
         self._free_permit(entry)
         trace_context = None if self._activity.trace is None else self._activity.trace.context_of(entry)
         if change is not None:
@@ -121,17 +123,17 @@ class OutcomeCollector:
                 # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
                 self._scheduler.reserve(entry.destination)
                 self._pace.reserve(entry.destination)
-                self.alone.start(entry, change, calls, trace_context)
+                self.with_callbacks.start(entry, change, calls, trace_context)
                 return
             if self._callbacks.may_call(entry):
                 self._pace.measure(0.0)
         self._settle_in_batch(entry, change)
 
     def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
-        self.outcomes.add(entry, change)
+        self.in_batches.add(entry, change)
         self.news.set()
 
-    def _ended_alone(self, waiting: Waiting, result: Result) -> None:
+    def _ended_with_callback(self, waiting: Waiting, result: Result) -> None:
         entry = waiting.entry
         if result.settled:
             self._activity.note_settled(entry, waiting.end)
@@ -139,7 +141,7 @@ class OutcomeCollector:
             self._activity.note_lost([(entry, waiting.end)])
         elif result.instead is not None:
             self._settle_in_batch(entry, result.instead)
-        self.settled_alone += result.settled
+        self.settled_with_callbacks += result.settled
         self._free_permit(entry)
         self._scheduler.begin_round()  # the callback may have enqueued entries, and `pace` may allow more claims
 
@@ -153,15 +155,15 @@ class OutcomeCollector:
 
     def take(self) -> list[Ending]:
         """The settlements of the next exchange."""
-        return [self._hand_over(ending) for ending in self.outcomes.take()]
+        return [self._hand_over(ending) for ending in self.in_batches.take()]
 
     def take_postponed(self, *, is_final: bool) -> list[Ending]:
         """The postponed settlements whose retry is due."""
-        return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_final=is_final)]
+        return [self._hand_over(ending) for ending in self.in_batches.take_postponed(is_final=is_final)]
 
     def note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
         """Keep the postponed settlements and note the others; returns how many entries were settled."""
-        self.outcomes.postpone(settlements, exchange.postponed)
+        self.in_batches.postpone(settlements, exchange.postponed)
         written = self._activity.note_exchange(settlements, exchange)
         return sum(not isinstance(change, Release) for _, change in written)
 

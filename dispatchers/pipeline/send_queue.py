@@ -2,13 +2,9 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection
-from typing import Final, TypeAlias
+from typing import Final
 
-from dispatchers.pipeline.routing import Route
-from dispatchers.transitions import ClaimedEntry, Lookup, Send
-
-Work: TypeAlias = tuple[ClaimedEntry, Route, Send | Lookup, float]
-"""A claimed entry, its adapter, whether to send it or look it up, and the process's clock before the claim."""
+from dispatchers.pipeline.attempt import Attempt
 
 WAIT_SECONDS: Final = 1.0
 """Ten times the usual wait of an entry claimed ahead: its destination has become slow, and others may send it sooner."""
@@ -21,24 +17,24 @@ class SendQueue:
         self._permits_of = permits_of
         self._clock = clock
         self._sending: Counter[str] = Counter()
-        self._waiting: dict[str, deque[Work]] = {}
+        self._waiting: dict[str, deque[Attempt]] = {}
 
     def is_free(self, name: str) -> bool:
         """Whether another entry of this destination may be sent now."""
         return name not in self._waiting and self._sending[name] < self._permits_of(name)
 
-    def begin(self, work: Work) -> bool:
+    def begin(self, attempt: Attempt) -> bool:
         """Return True if the entry may be sent now; otherwise put it into the queue."""
-        name = work[0].destination
+        name = attempt.entry.destination
         if self.is_free(name):
             self._sending[name] += 1
             return True
-        self.hold(work)
+        self.hold(attempt)
         return False
 
-    def hold(self, work: Work) -> None:
+    def hold(self, attempt: Attempt) -> None:
         """Put the entry into the queue."""
-        self._waiting.setdefault(work[0].destination, deque()).append(work)
+        self._waiting.setdefault(attempt.entry.destination, deque()).append(attempt)
 
     def end(self, name: str) -> None:
         """Note that a send to this destination has ended."""
@@ -61,27 +57,27 @@ class SendQueue:
         """The destinations with waiting entries."""
         return self._waiting.keys()
 
-    def next(self, name: str) -> Work | None:
+    def next(self, name: str) -> Attempt | None:
         """Take the next waiting entry of this destination, if it may be sent now."""
         waiting = self._waiting.get(name)
         if waiting is None or self._sending[name] >= self._permits_of(name):
             return None
         self._sending[name] += 1
-        work = waiting.popleft()
+        attempt = waiting.popleft()
         if not waiting:
             del self._waiting[name]
-        return work
+        return attempt
 
-    def take(self, name: str) -> deque[Work]:
+    def take(self, name: str) -> deque[Attempt]:
         """Take all waiting entries of this destination; they are not sent."""
         return self._waiting.pop(name)
 
-    def take_late(self) -> list[Work]:
+    def take_late(self) -> list[Attempt]:
         """Take the waiting entries of each destination whose first entry has waited too long."""
         since = self._clock() - WAIT_SECONDS
-        late = [name for name, waiting in self._waiting.items() if waiting[0][3] < since]
-        return [work for name in late for work in self._waiting.pop(name)]
+        late = [name for name, waiting in self._waiting.items() if waiting[0].claimed_at < since]
+        return [attempt for name in late for attempt in self._waiting.pop(name)]
 
-    def take_all(self) -> list[Work]:
+    def take_all(self) -> list[Attempt]:
         waiting, self._waiting = self._waiting, {}
-        return [work for works in waiting.values() for work in works]
+        return [attempt for attempts in waiting.values() for attempt in attempts]

@@ -12,10 +12,11 @@ from dispatchers.delivery import Outcome
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.flow_control.state import FlowState, FlowStates, Limits
+from dispatchers.pipeline.attempt import Attempt
 from dispatchers.pipeline.flow_monitor import UNTHROTTLED, FlowMonitor, news_of
 from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.scheduler import Scheduler, max_callbacks, max_entries
-from dispatchers.pipeline.send_queue import SendQueue, Work
+from dispatchers.pipeline.send_queue import SendQueue
 from dispatchers.transitions import ClaimedEntry
 
 
@@ -217,12 +218,12 @@ class SharingQueue(SendQueue):
     def is_free(self, name: str) -> bool:
         return super().is_free(name) and self._share.shared.is_free(name)
 
-    def begin(self, work: Work) -> bool:
-        entry, shared = work[0], self._share.shared
+    def begin(self, attempt: Attempt) -> bool:
+        entry, shared = attempt.entry, self._share.shared
         if shared.may_begin(entry.destination, entry.lease_token):
-            begins = super().begin(work)
+            begins = super().begin(attempt)
         else:  # it was claimed before another database's failure opened the breaker
-            self.hold(work)
+            self.hold(attempt)
             begins = False
         (shared.begin if begins else shared.wait)(self._share.database, entry.destination)
         return begins
@@ -231,11 +232,11 @@ class SharingQueue(SendQueue):
         super().end(name)
         self._share.shared.end(self._share.database, name)
 
-    def next(self, name: str) -> Work | None:
+    def next(self, name: str) -> Attempt | None:
         shared, database = self._share.shared, self._share.database
-        work = super().next(name) if shared.may_follow(database, name) else None
-        if work is not None:
+        attempt = super().next(name) if shared.may_follow(database, name) else None
+        if attempt is not None:
             shared.begin(database, name)
         elif name in self.destinations:
             shared.wait(database, name)
-        return work
+        return attempt

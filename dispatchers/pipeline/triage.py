@@ -1,14 +1,13 @@
-"""Sorts the entries of a claim: the sender gets sends and status lookups; every other transition ends the lease at once."""
+"""Sorts the entries of a claim: sends and status lookups become attempts; every other transition ends the lease at once."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
 
 from dispatchers.decide import leave, plan
-from dispatchers.delivery import Outcome
+from dispatchers.pipeline.attempt import Attempt, AttemptContext
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.send_queue import Work
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
 from outbox.sql.schema import SCHEMA_VERSION
@@ -20,8 +19,8 @@ UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this pr
 class Triage:
     """Calls `plan` for each claimed entry, and executes the result.
 
-    env: of this process, which is also the database's. flow: stores which destinations were paused. done: called for each entry
-    that is not sent.
+    env: of this process, which is also the database's. flow: stores which destinations were paused. context: of the attempts.
+    unsent: called for each entry that is not sent.
     """
 
     def __init__(
@@ -33,7 +32,8 @@ class Triage:
         clock: Callable[[], float],
         rng: random.Random,
         flow: FlowMonitor,
-        done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
+        context: AttemptContext,
+        unsent: Callable[[ClaimedEntry, Transition], None],
     ) -> None:
         self._routes = routes
         self._scheduler = scheduler
@@ -41,11 +41,12 @@ class Triage:
         self._clock = clock
         self._rng = rng
         self._flow = flow
-        self._done = done
+        self._context = context
+        self._unsent = unsent
         self._reports = UnservedLog(clock)
 
-    def sort(self, claimed: Iterable[ClaimedEntry], started: float) -> Iterator[Work]:
-        """The entries to send or to look up. started: the process's clock before the claim."""
+    def sort(self, claimed: Iterable[ClaimedEntry], claimed_at: float) -> Iterator[Attempt]:
+        """The attempts for the entries to send or to look up. claimed_at: the process's clock before the claim."""
         env = self._env()
         for entry in claimed:
             route = self._routes.find(entry.operation)
@@ -62,7 +63,7 @@ class Triage:
             else:
                 step = self._plan_again(entry, route, env)
             if isinstance(step, _AT_THE_SERVICE):
-                yield entry, route, step, started
+                yield Attempt(entry, route, step, claimed_at, self._context)
             else:
                 self._decide_unsent(entry, step)
 
@@ -86,4 +87,4 @@ class Triage:
     def _decide_unsent(self, entry: ClaimedEntry, change: Transition) -> None:
         if isinstance(change, Release) and change.shown:
             self._reports.leave(entry, change.reason)
-        self._done(entry, None, change)
+        self._unsent(entry, change)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import outbox.session
 from dispatchers.admin import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
-from dispatchers.pipeline import batch, sender, triage
+from dispatchers.pipeline import attempt, triage
 from dispatchers.store import callback_transactions, claims_plain, claims_postgresql
 from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
@@ -44,8 +44,8 @@ POINTS: Mapping[str, Seam] = {
     "claim.after_commit": Seam(
         (store_database.DatabaseStore,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
     ),
-    "send.before": Seam((sender.Sender,), "_outcome", "before"),
-    "send.after": Seam((sender.Sender,), "_outcome", "after"),
+    "send.before": Seam((attempt.Attempt,), "_send", "before"),
+    "send.after": Seam((attempt.Attempt,), "_send", "after"),
     "settle.before": Seam(
         (store_database.DatabaseStore,), "exchange", "before", lambda arguments, _: bool(arguments[1])
     ),
@@ -70,8 +70,8 @@ POINTS: Mapping[str, Seam] = {
 """Every point, by name."""
 
 _IN_BATCHES: Mapping[str, Seam] = {
-    "send.before": Seam((batch.Batch,), "fill", "after", lambda arguments, _: bool(arguments[0].deliveries)),
-    "send.after": Seam((batch.Batch,), "answered", "before"),
+    "send.before": Seam((attempt.Batch,), "fill", "after", lambda arguments, _: bool(arguments[0].deliveries)),
+    "send.after": Seam((attempt.Batch,), "answered", "before"),
 }
 """Where a point is for an entry that is sent with `send_batch`."""
 

@@ -15,9 +15,10 @@ from dispatchers import Deferred, Delivered, Delivery, Limits, Operations, Outco
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.pipeline import send_queue
+from dispatchers.pipeline.attempt import Attempt
 from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue, Work
+from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Send
 
@@ -90,28 +91,28 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
 # --- those that wait
 
 
-def work(name: str = "crm", started: float = 0.0) -> Work:
+def attempt(name: str = "crm", claimed_at: float = 0.0) -> Attempt:
     blank = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
-    route: Any = None  # no adapter asks for it here
-    return blank._replace(id=uuid4(), destination=name), route, Send(), started
+    unused: Any = None  # the attempt is not made here
+    return Attempt(blank._replace(id=uuid4(), destination=name), unused, Send(), claimed_at, unused)
 
 
 def test_what_waits_is_sent_in_its_order_as_sends_end() -> None:
     queue = SendQueue(lambda name: 2, lambda: 0.0)
-    works = [work() for _ in range(4)]
+    attempts = [attempt() for _ in range(4)]
 
-    assert [queue.begin(each) for each in works] == [True, True, False, False]
+    assert [queue.begin(each) for each in attempts] == [True, True, False, False]
     assert queue.next("crm") is None
     queue.end("crm")
     queue.end("crm")
-    assert [queue.next("crm") for _ in range(3)] == [works[2], works[3], None]
-    assert not queue.begin(work())
+    assert [queue.next("crm") for _ in range(3)] == [attempts[2], attempts[3], None]
+    assert not queue.begin(attempt())
 
 
 def test_what_waits_too_long_is_taken_out() -> None:
     now = 0.0
     queue = SendQueue(lambda name: 1, lambda: now)
-    slow, quick = [work("slow"), work("slow")], [work("quick", 0.5), work("quick", 0.5)]
+    slow, quick = [attempt("slow"), attempt("slow")], [attempt("quick", 0.5), attempt("quick", 0.5)]
     for each in (*slow, *quick):
         queue.begin(each)
 
@@ -250,7 +251,7 @@ def test_a_release_does_not_count_as_the_end_of_a_send(postgresql: Database, ob:
         ahead = working._loops._scheduler.ahead
         ended: list[str] = []
         ahead.note_end = ended.append  # type: ignore[method-assign]
-        await pumping(working, lambda: len(service.deliveries) == 100 and not working._loops._collector.outcomes)
+        await pumping(working, lambda: len(service.deliveries) == 100 and not working._loops._collector.in_batches)
         assert len(ended) == 100
 
     asyncio.run(main())
@@ -299,12 +300,12 @@ def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
         stopping = asyncio.Event()
         pump = asyncio.create_task(working.pump(stopping))
         await hanging.wait()
-        await until_true(lambda: working._loops._sender.has_waiting)
+        await until_true(lambda: working._loops._workers.has_waiting)
         with postgresql.observer.begin() as connection:
             decisions.pause(connection, TABLES, "crm", actor="ops", reason="asked")
         await until_true(lambda: "crm" in working._loops._flow.shut_until)
         going_on.set()
-        await until_true(lambda: not working._loops._sender)
+        await until_true(lambda: not working._loops._workers)
         stopping.set()
         await pump
         await working.close()

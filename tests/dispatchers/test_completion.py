@@ -280,7 +280,7 @@ def test_entries_of_requests_answered_at_once_settle_in_the_batch(database: Data
     second = put_one(database, ob, "crm.upsert")
     working = checkout.dispatcher()
     alone: list[object] = []
-    working._loops._collector.alone.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
+    working._loops._collector.with_callbacks.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
 
     assert asyncio.run(working.run_once()) == 2
     assert not alone

@@ -14,9 +14,8 @@ from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Deferred, Outcome
 from dispatchers.flow_control.quota import Quota
-from dispatchers.pipeline import sender, triage
-from dispatchers.pipeline.attempts import Attempts
-from dispatchers.pipeline.batch import Batch
+from dispatchers.pipeline import triage
+from dispatchers.pipeline.attempt import Attempt, Batch
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.scheduler import Scheduler
@@ -88,9 +87,9 @@ def without_a_deadline(original: Any, *arguments: Any) -> Transition | None:
     return None if isinstance(refusal, Release) else refusal
 
 
-def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
+def sorted_late(original: Any, working: Triage, claimed: Any, claimed_at: float) -> Any:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
-    original(self, [(entry, route, step, self._clock()) for entry, route, step, _ in claims])
+    return original(working, claimed, working._clock())
 
 
 def sorted_without(name: str) -> Any:
@@ -183,8 +182,8 @@ GUARDS: dict[str, Patch] = {
     "the pin changes after a possible send": around(ReferenceStore, "_lease", pinned_again),
     "what a batch leaves without an outcome counts as not sent": around(Batch, "end_with", left_as_not_sent),
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
-    "the lease is not checked before the call": around(Attempts, "refusal", without_a_deadline),
-    "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
+    "the lease is not checked before the call": around(Attempt, "refusal", without_a_deadline),
+    "the lease is measured from the claim's answer": around(Triage, "sort", sorted_late),
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
     "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
