@@ -14,13 +14,13 @@ from typing import Any, Final, TypeAlias
 from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import Answered, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.activity_log import ActivityLog, result_of
-from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.sanitize import storable, storable_finding
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import End
+from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.keys import Keyring, Tag, derive_tag
 
@@ -70,7 +70,8 @@ class AttemptContext:
     """What all attempts of a dispatcher use.
 
     keyring: called only for a later key epoch. usable: the part of a lease in which an answer may arrive.
-    flow: stores which destinations were paused. unstarted: what has not begun; another thread may take it.
+    memory: the service's memory, with the time in which the destination was paused.
+    unstarted: what has not begun; another thread may take it.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class AttemptContext:
         usable: timedelta,
         clock: Callable[[], float],
         rng: random.Random,
-        flow: FlowMonitor,
+        memory: Callable[[ClaimedEntry, Memory], Memory],
         activity: ActivityLog,
         unstarted: Unstarted,
     ) -> None:
@@ -90,7 +91,7 @@ class AttemptContext:
         self.usable_seconds = usable.total_seconds()
         self.clock = clock
         self.rng = rng
-        self.flow = flow
+        self.memory = memory
         self.activity = activity
         self.unstarted = unstarted
 
@@ -269,11 +270,11 @@ class Attempt:
         entry, context = self.entry, self._context
         if isinstance(outcome, Delivered):  # neither the time nor the jitter matters for it
             return decide(entry, outcome, self.route.memory, entry.leased_at, 0.0)
-        memory = context.flow.memory(entry, self.route.memory)
+        memory = context.memory(entry, self.route.memory)
         return decide(entry, outcome, memory, self._database_now(), context.rng.random())
 
     def _after_lookup(self, step: Lookup, finding: Finding) -> Transition:
-        memory = self._context.flow.memory(self.entry, self.route.memory)
+        memory = self._context.memory(self.entry, self.route.memory)
         return decide_lookup(self.entry, step.state, finding, memory, self._database_now(), self._context.rng.random())
 
     def fail(self, error: Exception) -> None:

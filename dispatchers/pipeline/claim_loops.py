@@ -10,24 +10,21 @@ import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
-from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
+from dispatchers.flow_control.surveys import Share
 from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.attempt import AttemptContext
-from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.claim_ahead import claim_ahead_for
+from dispatchers.pipeline.destinations import destinations_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
-from dispatchers.pipeline.flow_monitor import BUSY_SECONDS
-from dispatchers.pipeline.levels import read_levels
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
-from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.progress import Progress
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, max_callbacks, max_entries
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, Scheduler
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
@@ -37,6 +34,7 @@ from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
+from dispatchers.telemetry.events import Levels
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring
 from outbox.times import NEVER
@@ -57,6 +55,7 @@ class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
+    share: of limits that dispatchers of other databases share.
     clock: the process's clock, in seconds. refusal: why this process must end.
     """
 
@@ -74,23 +73,23 @@ class ClaimLoops:
         keyring: Callable[[], Keyring],
         clock: Callable[[], float],
         rng: random.Random,
-        parts: Parts,
+        share: Share | None = None,
     ) -> None:
         self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
         self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
-        self._flow = parts.flow(settings.limits, clock=clock, rng=rng)
-        pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
-        self._scheduler = parts.scheduler(
-            routes.destinations,
-            permits=settings.concurrency,
-            permits_in_all=settings.max_in_flight,
-            permits_of=settings.concurrency_of,
-            shut_until=self._flow.shut_until,
-            pace=pace,
-            ahead=claim_ahead_for(settings, routes),
-        )
+        destinations = destinations_for(settings, routes, callbacks.destinations, share)
+        self._flow = FlowMonitor(settings.limits, destinations, clock=clock, rng=rng)
+        self._scheduler = Scheduler(routes.destinations, destinations)
         self._collector = OutcomeCollector(
-            settings, store, callbacks, self._scheduler, self._flow, pace, outages, activity, clock=clock, rng=rng
+            settings,
+            store,
+            callbacks,
+            self._scheduler,
+            self._flow,
+            outages,
+            activity,
+            clock=clock,
+            rng=rng,
         )
         context = AttemptContext(
             store=store,
@@ -98,25 +97,13 @@ class ClaimLoops:
             usable=settings.usable,
             clock=clock,
             rng=rng,
-            flow=self._flow,
+            memory=self._flow.memory,
             activity=activity,
             unstarted=self.unstarted,
         )
-        self._triage = Triage(
-            routes,
-            self._scheduler,
-            env=env,
-            clock=clock,
-            rng=rng,
-            flow=self._flow,
-            context=context,
-            unsent=self._collector.unsent,
-        )
-        self._workers = Workers(
-            context, parts.queue(self._scheduler.permits_of, clock), self._flow, self._collector.done
-        )
-        levels = partial(read_levels, self._workers, self._scheduler, self._flow, self._collector, guard)
-        activity.read_levels_from(levels)
+        self._triage = Triage(routes, self._scheduler, context, env=env, unsent=self._collector.unsent)
+        self._workers = Workers(context, destinations, self._flow, self._collector.done)
+        activity.read_levels_from(self.levels)
         self._wakeup = Wakeup(
             store.listener,
             serves=lambda operation: routes.find(operation) is not None,
@@ -136,6 +123,19 @@ class ClaimLoops:
         """How many entries are being sent, or settled with a callback."""
         return len(self._workers) + len(self._collector.with_callbacks)
 
+    def levels(self) -> Levels:
+        """The present state, for the dispatcher's observer."""
+        return Levels(
+            in_flight=self._workers.in_flight,
+            claimed_ahead=self._workers.claimed_ahead,
+            permits={name: self._scheduler.destinations.of[name].permits for name in self._scheduler.names},
+            callbacks_waiting=len(self._collector.with_callbacks),
+            unsettled=len(self._collector.in_batches),
+            throttled=self._flow.throttled,
+            suspended=self._guard.suspended is not None,
+            served=self._guard.is_current,
+        )
+
     def used_up(self) -> dict[str, list[str]]:
         return self._scheduler.used_up
 
@@ -145,7 +145,7 @@ class ClaimLoops:
     def begin(self) -> None:
         """Prepare for this event loop."""
         self._cutoff = NEVER
-        self._scheduler.claims_ahead = False
+        self._scheduler.destinations.claims_ahead = False
         self._collector.begin()
         self._wakeup.begin()
 
@@ -163,7 +163,7 @@ class ClaimLoops:
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         """The loops, to be awaited together. While the database is unavailable, they wait."""
-        self._scheduler.claims_ahead = True
+        self._scheduler.destinations.claims_ahead = True
         loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
         return [*loops, self._wakeup.pump(stopping)]
 
@@ -207,7 +207,7 @@ class ClaimLoops:
         """Claim with one loop until the first claim fixes the cutoff: a late one would find what is due again since the start."""
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
-            progress = await self._exchange(self._scheduler.take(self._clock()), NEVER)
+            progress = await self._exchange(self._scheduler.next_quotas(self._clock()), NEVER)
             settled, asked = settled + progress.settled, progress.asked
         return settled
 
@@ -225,7 +225,7 @@ class ClaimLoops:
             if self._is_stale:
                 await self.sweep()
             settled += await self._settle_postponed()
-            progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
+            progress = await self._exchange(self._scheduler.next_quotas(self._clock()), self._cutoff)
             settled += progress.settled
             if progress.claimed or self._collector.in_batches or (progress.asked and not self._scheduler.all_asked):
                 continue
@@ -264,7 +264,7 @@ class ClaimLoops:
                     if stopping.is_set():  # it was set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
-                quotas = [] if self._surveyed is None else self._scheduler.take(self._clock())
+                quotas = [] if self._surveyed is None else self._scheduler.next_quotas(self._clock())
                 return await self._exchange(quotas, NEVER)
             except ConfigurationError as refusal:  # waiting cannot help: end this process
                 self.refusal = refusal
@@ -300,7 +300,7 @@ class ClaimLoops:
         if not self._wakeup.hinted.is_set() or (heard := self._wakeup.take()) is None:
             return
         if heard.destinations is not None:
-            self._scheduler.meet(heard.destinations)
+            self._scheduler.hint(heard.destinations)
         elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
             self._wakeup.hint_again_in(wait)
         else:
@@ -323,7 +323,7 @@ class ClaimLoops:
                 settlements = self._collector.note_part(settlements, exchange)
                 raise exchange.error
         except BaseException as error:
-            self._scheduler.give_all_back(quotas)
+            self._scheduler.release(quotas)
             self._collector.in_batches.put_back(settlements)  # keep them until the database is available
             self._collector.news.set()
             if not isinstance(error, CallbacksChanged):
@@ -339,7 +339,7 @@ class ClaimLoops:
             self._workers.follow()
         claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
         hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
-        has_more = self._scheduler.found(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
+        has_more = self._scheduler.note_claim(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
         self._outages.answered()
         if claimed:
             self._has_claimed = True

@@ -12,7 +12,6 @@ from dispatchers.callbacks import Callbacks
 from dispatchers.decide import hand_over
 from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.attempt import Attempt
-from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.pipeline.scheduler import Scheduler
@@ -48,7 +47,6 @@ class OutcomeCollector:
         callbacks: Callbacks,
         scheduler: Scheduler,
         flow: FlowMonitor,
-        pace: CallbackPace,
         outages: OutageLog,
         activity: ActivityLog,
         *,
@@ -58,13 +56,13 @@ class OutcomeCollector:
         self._callbacks = callbacks
         self._scheduler = scheduler
         self._flow = flow
-        self._pace = pace
+        self._destinations = scheduler.destinations
         self._activity = activity
         self._missing = UnservedLog(clock)
         self.in_batches = OutcomeBuffer(clock=clock, timeout=settings.lease / 4)
         self.with_callbacks = SettlementWorker(
             store,
-            pace,
+            scheduler.destinations.pace,
             at_once=settings.callbacks_at_once,
             usable=settings.usable,
             clock=clock,
@@ -93,7 +91,7 @@ class OutcomeCollector:
             self.with_callbacks.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
-                    self._pace.reserve(entry.destination)
+                    self._destinations.reserve_callbacks(entry.destination)
 
     # --- after the send
 
@@ -102,7 +100,7 @@ class OutcomeCollector:
         entry, outcome = attempt.entry, attempt.outcome
         if outcome is not None:
             self._flow.hear(entry, outcome)
-            self._scheduler.ahead.note_end(entry.destination)
+            self._destinations.note_end(entry.destination)
         self.unsent(entry, attempt.change)
 
     def unsent(self, entry: ClaimedEntry, change: Transition | None) -> None:
@@ -121,12 +119,12 @@ class OutcomeCollector:
             calls = self._callbacks.calls(entry, change)
             if any(calls):
                 # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
-                self._scheduler.reserve(entry.destination)
-                self._pace.reserve(entry.destination)
+                self._destinations.reserve(entry.destination)
+                self._destinations.reserve_callbacks(entry.destination)
                 self.with_callbacks.start(entry, change, calls, trace_context)
                 return
             if self._callbacks.may_call(entry):
-                self._pace.measure(0.0)
+                self._destinations.pace.measure(0.0)
         self._settle_in_batch(entry, change)
 
     def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
@@ -146,9 +144,9 @@ class OutcomeCollector:
         self._scheduler.begin_round()  # the callback may have enqueued entries, and `pace` may allow more claims
 
     def _free_permit(self, entry: ClaimedEntry) -> None:
-        self._scheduler.give_back(entry.destination)
+        self._destinations.release(entry.destination)
         if self._callbacks and self._callbacks.may_call(entry):
-            self._pace.give_back(entry.destination)
+            self._destinations.release_callbacks(entry.destination)
         self.news.set()
 
     # --- for the next exchange with the database

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Calls, CompletionFailed
 from dispatchers.decide import hand_over, keep, release
-from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.destinations import CallbackPace
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Store
 from dispatchers.telemetry.errors import ErrorReports, Where, described

@@ -1,11 +1,9 @@
 """Sorts the entries of a claim: sends and status lookups become attempts; every other transition ends the lease at once."""
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 
 from dispatchers.decide import leave, plan
 from dispatchers.pipeline.attempt import Attempt, AttemptContext
-from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.unserved_log import UnservedLog
@@ -19,7 +17,7 @@ UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this pr
 class Triage:
     """Calls `plan` for each claimed entry, and executes the result.
 
-    env: of this process, which is also the database's. flow: stores which destinations were paused. context: of the attempts.
+    context: of the attempts. env: of this process, which is also the database's.
     unsent: called for each entry that is not sent.
     """
 
@@ -27,23 +25,17 @@ class Triage:
         self,
         routes: Routes,
         scheduler: Scheduler,
+        context: AttemptContext,
         *,
         env: Callable[[], str],
-        clock: Callable[[], float],
-        rng: random.Random,
-        flow: FlowMonitor,
-        context: AttemptContext,
         unsent: Callable[[ClaimedEntry, Transition], None],
     ) -> None:
         self._routes = routes
         self._scheduler = scheduler
-        self._env = env
-        self._clock = clock
-        self._rng = rng
-        self._flow = flow
         self._context = context
+        self._env = env
         self._unsent = unsent
-        self._reports = UnservedLog(clock)
+        self._reports = UnservedLog(context.clock)
 
     def sort(self, claimed: Iterable[ClaimedEntry], claimed_at: float) -> Iterator[Attempt]:
         """The attempts for the entries to send or to look up. claimed_at: the process's clock before the claim."""
@@ -57,7 +49,7 @@ class Triage:
                 self._leave_unreadable(entry)
                 continue
             if not route.is_repeatable:
-                self._scheduler.ahead.exclude(entry.destination)
+                self._scheduler.destinations.exclude(entry.destination)
             if entry.deliveries == 1 and not entry.maybe_sent:  # no rule needs the jitter, a pause or the form
                 step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
             else:
@@ -68,20 +60,20 @@ class Triage:
                 self._decide_unsent(entry, step)
 
     def _plan_again(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
-        memory = self._flow.memory(entry, route.memory)
+        memory = self._context.memory(entry, route.memory)
         alike = entry.in_doubt_since is None or route.sends_alike(entry)
-        return plan(entry, memory, entry.leased_at, self._rng.random(), env=env, alike=alike)
+        return plan(entry, memory, entry.leased_at, self._context.rng.random(), env=env, alike=alike)
 
     def _leave_unserved(self, entry: ClaimedEntry) -> None:
         """Leave the entry for other processes. If this one serves nothing of its destination, stop claiming there for a while."""
-        self._scheduler.pass_over(entry.operation, entry.destination)
-        if entry.destination not in self._scheduler.home:
-            self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
+        self._scheduler.skip_operation(entry.operation, entry.destination)
+        if entry.destination not in self._scheduler.own_destinations:
+            self._scheduler.skip_until(entry.destination, self._context.clock() + UNSERVED_SECONDS)
         suggestion = self._routes.suggestion(entry.operation)
         self._decide_unsent(entry, leave(entry, f"no adapter of this dispatcher serves it{suggestion}"))
 
     def _leave_unreadable(self, entry: ClaimedEntry) -> None:
-        self._scheduler.pass_over(None, entry.destination)
+        self._scheduler.skip_operation(None, entry.destination)
         self._decide_unsent(entry, leave(entry, "a newer release wrote it"))
 
     def _decide_unsent(self, entry: ClaimedEntry, change: Transition) -> None:

@@ -7,16 +7,18 @@ from collections.abc import Collection, Iterable, Iterator
 class Turns:
     """First come those that a claim has left out, then those that hints have named, then the others, round by round.
 
-    home: destinations that are always known.
+    own: destinations that are always known.
     """
 
-    def __init__(self, home: Iterable[str]) -> None:
-        self.home = frozenset(home)
-        self._names = OrderedDict.fromkeys(sorted(self.home))  # in the order of the next claims
+    def __init__(self, own: Iterable[str]) -> None:
+        self.own = frozenset(own)
+        self._names = OrderedDict.fromkeys(sorted(self.own))  # in the order of the next claims
         self._held: dict[str, None] = {}  # a shared budget was used up: they are asked when it has room again
         self._owed: dict[str, None] = {}  # a full claim may not have reached them
         self._hinted: dict[str, None] = {}
-        self._met: set[str] = set()  # named by hints since the last sweep, which may have begun before the commit
+        self._hinted_since: set[str] = (
+            set()
+        )  # named by hints since the last sweep, which may have begun before the commit
         self._unasked = 0  # destinations in `_names` that this round has not asked yet
 
     @property
@@ -44,8 +46,8 @@ class Turns:
 
     def learn(self, found: Iterable[str]) -> None:
         """Set the destinations with entries, and begin a round."""
-        known = self.home.union(found, self._met)
-        self._met.clear()
+        known = self.own.union(found, self._hinted_since)
+        self._hinted_since.clear()
         kept = [name for name in self._names if name in known]
         new = sorted(known.difference(kept))
         self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their order
@@ -54,10 +56,10 @@ class Turns:
                 del waiting[name]
         self.begin_round()
 
-    def meet(self, found: Iterable[str]) -> None:
+    def hint(self, found: Iterable[str]) -> None:
         """Hints have named these destinations. If no round is running, no others are asked."""
         names = sorted(set(found))
-        self._met.update(names)
+        self._hinted_since.update(names)
         self._names.update(dict.fromkeys(name for name in names if name not in self._names))
         self._hinted.update(dict.fromkeys(names))
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 from dispatchers.pipeline.attempt import IDLE, Attempt, AttemptContext, Batch, Deadline
+from dispatchers.pipeline.destinations import Destinations
 from dispatchers.pipeline.flow_monitor import FlowMonitor
-from dispatchers.pipeline.send_queue import SendQueue
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.transitions import Release
 
@@ -39,14 +39,14 @@ class Workers:
     """Runs attempts.
 
     done: called with each attempt at its end. flow: stores which destinations were paused.
-    queue: in it the attempts wait whose entries were claimed ahead.
+    destinations: let attempts wait whose entries were claimed ahead.
     """
 
     def __init__(
-        self, context: AttemptContext, queue: SendQueue, flow: FlowMonitor, done: Callable[[Attempt], None]
+        self, context: AttemptContext, destinations: Destinations, flow: FlowMonitor, done: Callable[[Attempt], None]
     ) -> None:
         self._context = context
-        self._queue = queue
+        self._destinations = destinations
         self._flow = flow
         self._done = done
         self._ready: deque[Attempt] = deque()
@@ -64,17 +64,17 @@ class Workers:
     @property
     def has_waiting(self) -> bool:
         """Whether entries that were claimed ahead wait."""
-        return bool(self._queue.destinations)
+        return bool(self._destinations.waiting)
 
     @property
     def in_flight(self) -> Mapping[str, int]:
         """How many sends and lookups of each destination are running."""
-        return self._queue.sending
+        return self._destinations.sending
 
     @property
     def claimed_ahead(self) -> Mapping[str, int]:
         """How many entries of each destination wait for a permit."""
-        return self._queue.waiting
+        return {name: len(each.waiting) for name, each in self._destinations.waiting.items()}
 
     def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
         """The destination and the operation of what this task sends; None if it is not one of these workers. On any thread."""
@@ -88,9 +88,9 @@ class Workers:
             self._loop, self._idle, self._watch, self._one_was_woken = loop, [], None, False
         for attempt in attempts:
             self._under_way += 1
-            if not (attempt.route.is_repeatable or self._queue.is_free(attempt.entry.destination)):
+            if not (attempt.route.is_repeatable or self._destinations.is_free(attempt.entry.destination)):
                 self._release([attempt], "no permit was free, and after a crash it would be in doubt")
-            elif self._queue.begin(attempt):
+            elif self._destinations.begin(attempt):
                 self._ready.append(attempt)
         self._set_to_work(loop)
         if self._watch is None or self._watch.done():
@@ -98,8 +98,8 @@ class Workers:
 
     def follow(self) -> None:
         """Send the entries that waited until the database had decided about their destination."""
-        if self._queue.destinations and self._loop is not None:
-            for name in list(self._queue.destinations):
+        if self._destinations.waiting and self._loop is not None:
+            for name in list(self._destinations.waiting):
                 self._follow(name)
             self._set_to_work(self._loop)
 
@@ -115,7 +115,7 @@ class Workers:
 
     async def abandon(self) -> None:
         """Cancel the sends in flight. Their entries are in doubt; the next claim after their leases records that."""
-        self._release(self._queue.take_all(), STOPPED)
+        self._release(self._destinations.take_all(), STOPPED)
         while self._ready:
             attempt = self._ready.popleft()
             attempt.change = Release(STOPPED)
@@ -182,7 +182,7 @@ class Workers:
         """Cancel overdue sends, in one task for all workers: a timer for each send would double the cost of a send."""
         while self._under_way:
             await asyncio.sleep(WATCH_SECONDS)
-            self._release(self._queue.take_late(), "its destination has become slow")
+            self._release(self._destinations.take_late(self._context.clock()), "its destination has become slow")
             self.follow()
             now = loop.time()
             for worker in self._working:
@@ -203,8 +203,8 @@ class Workers:
     def _end(self, attempt: Attempt) -> None:
         self._finish(attempt)
         name = attempt.entry.destination
-        self._queue.end(name)
-        if name in self._queue.destinations:
+        self._destinations.end(name)
+        if name in self._destinations.waiting:
             self._follow(name)
 
     def _end_in_batch(self, attempt: Attempt) -> None:
@@ -218,9 +218,9 @@ class Workers:
         After a failure they wait until the database has decided, as if they had not been claimed ahead.
         """
         if self._flow.is_shut(name):
-            self._release(self._queue.take(name), "its destination is paused")
+            self._release(self._destinations.take_waiting(name), "its destination is paused")
         elif not self._flow.is_in_question(name):
-            while (following := self._queue.next(name)) is not None:
+            while (following := self._destinations.next(name)) is not None:
                 self._ready.append(following)
 
     def _release(self, unsent: Iterable[Attempt], reason: str) -> None:

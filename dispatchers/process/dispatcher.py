@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 from dispatchers.admin.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
+from dispatchers.flow_control.surveys import Share
 from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
@@ -26,7 +27,6 @@ from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
 from dispatchers.pipeline.loop_watch import Watched, watching
-from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import GivenSettings, Settings
@@ -86,6 +86,8 @@ class Dispatcher:
 
     Raises `ConfigurationError` for adapters that break the guarantees.
     """
+
+    _share: Share | None = None  # of limits that several databases share
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class Dispatcher:
             keyring=lambda: self.keyring,
             clock=clock,
             rng=rng,
-            parts=self._parts(),
+            share=self._share,
         )
         self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.max_connections)
@@ -171,9 +173,6 @@ class Dispatcher:
             callback_transactions=settings.callback_transactions,
             promotions_lose_nothing=settings.promotions_lose_nothing,
         )
-
-    def _parts(self) -> Parts:
-        return Parts()
 
     def _env(self) -> str:
         return self._outbox.configuration.env

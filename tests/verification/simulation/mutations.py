@@ -16,9 +16,8 @@ from dispatchers.delivery import Deferred, Outcome
 from dispatchers.flow_control.quota import Quota
 from dispatchers.pipeline import triage
 from dispatchers.pipeline.attempt import Attempt, Batch
-from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_loops import ClaimLoops
-from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.destinations import CallbackPace, Destination, Destinations
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import ClaimedEntry, Release, RetryCallback, Settle, Transition
@@ -89,7 +88,7 @@ def without_a_deadline(original: Any, *arguments: Any) -> Transition | None:
 
 def sorted_late(original: Any, working: Triage, claimed: Any, claimed_at: float) -> Any:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
-    return original(working, claimed, working._clock())
+    return original(working, claimed, working._context.clock())
 
 
 def sorted_without(name: str) -> Any:
@@ -154,15 +153,15 @@ def cancelled_despite_a_lease(store: ReferenceStore, row: Row) -> bool:
 def callbacks_reserved_for_the_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each quota takes as much of the total as it asks for; who finds nothing left has had its turn."""
 
-    def free(original: Any, pace: CallbackPace, destination: str) -> int:
-        return min(original(pace, destination), pace.free_in_all)
+    def free_of(original: Any, pace: CallbackPace, destination: Destination) -> int:
+        return min(original(pace, destination), pace.free)
 
-    def reserved(original: Any, scheduler: Scheduler, quota: Quota) -> Any:
+    def reserved(original: Any, destinations: Destinations, quota: Quota) -> Any:
         called = None if quota.called_back is None else quota.permits
-        return original(scheduler, quota._replace(called_back=called))
+        return original(destinations, quota._replace(called_back=called))
 
-    around(CallbackPace, "free", free)(monkeypatch)
-    around(Scheduler, "_reserved", reserved)(monkeypatch)
+    around(CallbackPace, "free_of", free_of)(monkeypatch)
+    around(Destinations, "reserve_quota", reserved)(monkeypatch)
     without(Turns, "hold", lambda turns, name: None)(monkeypatch)
 
 
