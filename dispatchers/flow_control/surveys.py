@@ -91,7 +91,7 @@ class Share:
         """End the reservation of `permits`. tokens: the lease tokens of the claimed entries."""
         self.limits.end_claim(self.database, name, permits, tokens, self._lease)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Leave the limits to the other databases. A pause that an operator has recorded here still holds for them."""
         self.limits.forget(self.database)
 

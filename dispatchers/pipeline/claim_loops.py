@@ -10,22 +10,21 @@ import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
 from dispatchers.flow_control.surveys import Share
 from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.app_transactions import STORE_RETRY_SECONDS
 from dispatchers.pipeline.attempt import AttemptContext
 from dispatchers.pipeline.destinations import destinations_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
-from dispatchers.pipeline.outcome_collector import OutcomeCollector
-from dispatchers.pipeline.progress import Progress
+from dispatchers.pipeline.outcomes import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, Scheduler
-from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.wakeup import Wakeup, first_set
@@ -49,6 +48,18 @@ HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destina
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
 MAX_PERMIT_REPORTS = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
+
+
+class Progress(NamedTuple):
+    """The result of an exchange. asked: whether it had quotas. claimed: with the entries that were passed over.
+
+    has_more: whether more entries of these destinations may be due.
+    """
+
+    asked: bool = False
+    claimed: int = 0
+    settled: int = 0
+    has_more: bool = False
 
 
 class ClaimLoops:

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dispatchers.decide import leave, plan
 from dispatchers.pipeline.attempt import Attempt, AttemptContext
-from dispatchers.pipeline.routing import Route, Routes
+from dispatchers.pipeline.routing import Route, Routes, UnservedLog
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 
-_AT_THE_SERVICE = (Send, Lookup)  # isinstance with a union would cost each entry as much as `plan`
 UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this process serves nothing
 
 
@@ -43,10 +41,10 @@ class Triage:
         for entry in claimed:
             route = self._routes.find(entry.operation)
             if route is None:
-                self._leave_unserved(entry)
+                self._skip_unserved(entry)
                 continue
             if entry.schema_version > SCHEMA_VERSION:
-                self._leave_unreadable(entry)
+                self._skip_unreadable(entry)
                 continue
             if not route.is_repeatable:
                 self._scheduler.destinations.exclude(entry.destination)
@@ -54,7 +52,7 @@ class Triage:
                 step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
             else:
                 step = self._plan_again(entry, route, env)
-            if isinstance(step, _AT_THE_SERVICE):
+            if isinstance(step, (Send, Lookup)):
                 yield Attempt(entry, route, step, claimed_at, self._context)
             else:
                 self._decide_unsent(entry, step)
@@ -64,7 +62,7 @@ class Triage:
         alike = entry.in_doubt_since is None or route.sends_alike(entry)
         return plan(entry, memory, entry.leased_at, self._context.rng.random(), env=env, alike=alike)
 
-    def _leave_unserved(self, entry: ClaimedEntry) -> None:
+    def _skip_unserved(self, entry: ClaimedEntry) -> None:
         """Leave the entry for other processes. If this one serves nothing of its destination, stop claiming there for a while."""
         self._scheduler.skip_operation(entry.operation, entry.destination)
         if entry.destination not in self._scheduler.own_destinations:
@@ -72,11 +70,11 @@ class Triage:
         suggestion = self._routes.suggestion(entry.operation)
         self._decide_unsent(entry, leave(entry, f"no adapter of this dispatcher serves it{suggestion}"))
 
-    def _leave_unreadable(self, entry: ClaimedEntry) -> None:
+    def _skip_unreadable(self, entry: ClaimedEntry) -> None:
         self._scheduler.skip_operation(None, entry.destination)
         self._decide_unsent(entry, leave(entry, "a newer release wrote it"))
 
     def _decide_unsent(self, entry: ClaimedEntry, change: Transition) -> None:
         if isinstance(change, Release) and change.shown:
-            self._reports.leave(entry, change.reason)
+            self._reports.log_skipped(entry, change.reason)
         self._unsent(entry, change)

@@ -22,13 +22,12 @@ from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.app_transactions import CompletionWorker
 from dispatchers.pipeline.claim_loops import ClaimLoops
-from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
 from dispatchers.pipeline.loop_watch import Watched, watching
-from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.unmatched_names import unmatched
+from dispatchers.pipeline.routing import Routes, merge, unmatched
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
 from dispatchers.store.database import DatabaseStore

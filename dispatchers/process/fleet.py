@@ -344,7 +344,7 @@ class _Served:
                 self._report(error, seconds)
             finally:
                 await self._close()
-                share.leave()
+                share.detach()
                 self.member = None
             self._fleet.show_unserved(self._name)
             await first_set(self.leaving, self.again, seconds=seconds)

@@ -19,8 +19,8 @@ import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callbacks, Calls, Settlement
+from dispatchers.pipeline.app_transactions import SettlementWorker
 from dispatchers.pipeline.destinations import UNLIMITED, CallbackPace, Destinations
-from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.store.database import DatabaseStore
 from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition

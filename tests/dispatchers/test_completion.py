@@ -221,7 +221,7 @@ def test_more_open_requests_than_a_page_holds_do_not_hide_a_later_one(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.store.queries.MAX_ACCEPTED", 2)
-    monkeypatch.setattr("dispatchers.pipeline.completion.MAX_ACCEPTED", 2)
+    monkeypatch.setattr("dispatchers.pipeline.app_transactions.MAX_ACCEPTED", 2)
     checkout = Checkout(database, ob)
     checkout.on_completed()
     for number in range(5):

@@ -217,7 +217,7 @@ def test_a_pause_holds_while_its_database_is_refused() -> None:
     share = Share("refused", Databases().shared, surveys, LEASE)
     surveys.learn("refused", Survey(FlowStates(at, {"crm": FlowState(paused=True)}), read_at=100.0))
 
-    share.leave()
+    share.detach()
     assert surveys.over_all("right", "crm", FlowState(), at=at, now=100.0).paused
 
     share.forget()

@@ -14,8 +14,7 @@ from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
 from dispatchers.flow_control.shared import SharedLimits
 from dispatchers.flow_control.surveys import Share, Surveys
 from dispatchers.pipeline.destinations import CallbackPace, Destinations
-from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler
-from dispatchers.pipeline.turns import Turns
+from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler, Turns
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry
 

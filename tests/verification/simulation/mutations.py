@@ -18,8 +18,8 @@ from dispatchers.pipeline import triage
 from dispatchers.pipeline.attempt import Attempt, Batch
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.destinations import CallbackPace, Destination, Destinations
+from dispatchers.pipeline.scheduler import Turns
 from dispatchers.pipeline.triage import Triage
-from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import ClaimedEntry, Release, RetryCallback, Settle, Transition
 from simulation import scenario
 from simulation.database import AppSession, Database, RemoteStore, Transaction
@@ -186,7 +186,7 @@ GUARDS: dict[str, Patch] = {
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
     "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
-    "an entry without an adapter fails": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
+    "an entry without an adapter fails": without(Triage, "_skip_unserved", failed_for_want_of_an_adapter),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "a release without an attempt counts as an attempt": moving(Release, uncounted=0),
