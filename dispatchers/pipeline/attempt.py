@@ -15,8 +15,8 @@ from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import Answered, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.activity_log import ActivityLog, result_of
 from dispatchers.pipeline.routing import Route
-from dispatchers.pipeline.sanitize import storable, storable_finding
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
+from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import End

@@ -25,9 +25,9 @@ from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.app_transactions import CompletionWorker
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
-from dispatchers.pipeline.heartbeat import Heartbeats, declared
-from dispatchers.pipeline.loop_watch import Watched, watching
 from dispatchers.pipeline.routing import Routes, merge, unmatched
+from dispatchers.process.heartbeat import Heartbeats, declared
+from dispatchers.process.loop_watch import Watched, watching
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
 from dispatchers.store.database import DatabaseStore

@@ -11,7 +11,7 @@ PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
     "process/dispatcher.py": {"_set_up"},  # the defaults of what is handed in
-    "pipeline/loop_watch.py": {"_watch", "_handle_block"},  # for how long the event loop was really blocked
+    "process/loop_watch.py": {"_watch", "_handle_block"},  # for how long the event loop was really blocked
     "steady_clock.py": {"steady_clock", "_STEADY"},
     "store/claims_plain.py": {"_chosen"},  # after a conflict: or two dispatchers would choose the same entries again
     "store/transactions.py": {"_in_portable_transactions"},  # the same, for their pauses
