@@ -105,8 +105,11 @@ def left_as_not_sent(original: Any, batch: Batch, outcome: Outcome) -> None:
     original(batch, Deferred("the call ended without its outcome"))
 
 
-def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
-    working._decide_unsent(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
+def failed_for_want_of_an_adapter(original: Any, working: Triage, entry: ClaimedEntry, route: Any) -> None:
+    if route is None:
+        working._end(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
+    else:
+        original(working, entry, route)
 
 
 # --- settling
@@ -186,7 +189,7 @@ GUARDS: dict[str, Patch] = {
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
     "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
-    "an entry without an adapter fails": without(Triage, "_skip_unserved", failed_for_want_of_an_adapter),
+    "an entry without an adapter fails": around(Triage, "_skip", failed_for_want_of_an_adapter),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "a release without an attempt counts as an attempt": moving(Release, uncounted=0),
