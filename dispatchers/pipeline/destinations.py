@@ -4,7 +4,6 @@ No I/O. All instants are seconds of the process's clock.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -72,7 +71,7 @@ class Destination:
     claimed: int = 0
     called_back: int = 0
     sending: int = 0
-    waiting: deque[Attempt] = field(default_factory=deque)
+    waiting: list[Attempt] = field(default_factory=list)
     ended: int = 0
     measured_at: float | None = None
     ends_per_second: float = 0.0
@@ -178,9 +177,7 @@ class Destinations:
         self._can_wait = can_wait
         self._max_ahead = max_ahead
         self.share = share
-        self._waiting: dict[
-            str, Destination
-        ] = {}  # those with waiting attempts, in the order in which they began to wait
+        self._waiting: dict[str, Destination] = {}  # in the order in which their attempts began to wait
         self.pace = pace or CallbackPace(1, timedelta(0))
         self.claims_ahead = False
         self.of = _Records(self._record)
@@ -349,7 +346,7 @@ class Destinations:
                 share.limits.wait(share.database, name)
             return None
         destination.sending += 1
-        attempt = destination.waiting.popleft()
+        attempt = destination.waiting.pop(0)
         if not destination.waiting:
             del self._waiting[name]
         if share is not None:
@@ -359,8 +356,7 @@ class Destinations:
     def take_waiting(self, name: str) -> list[Attempt]:
         """Take all waiting attempts of this destination; they do not run."""
         destination = self._waiting.pop(name)
-        taken = list(destination.waiting)
-        destination.waiting.clear()
+        taken, destination.waiting = destination.waiting, []
         return taken
 
     def take_late(self, now: float) -> list[Attempt]:

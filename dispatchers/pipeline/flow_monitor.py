@@ -70,8 +70,7 @@ class FlowMonitor:
         rng: random.Random,
     ) -> None:
         self._limits = limits
-        self._of = destinations.of
-        self._is_paused = destinations.is_paused
+        self._destinations, self._of = destinations, destinations.of
         self._share = destinations.share
         self._clock = clock
         self._rng = rng
@@ -254,7 +253,7 @@ class FlowMonitor:
     def is_shut(self, name: str) -> bool:
         """Whether this destination is shut for longer than the short wait for another dispatcher's lock."""
         destination = self._of[name]
-        return self._is_paused(destination) or destination.shut_until > self._clock() + 2 * BUSY_SECONDS
+        return self._destinations.is_paused(destination) or destination.shut_until > self._clock() + 2 * BUSY_SECONDS
 
     def is_in_question(self, name: str) -> bool:
         """Whether the database has not yet decided if a failure shuts the destination."""

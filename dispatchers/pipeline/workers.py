@@ -52,7 +52,7 @@ class Workers:
         self._ready: deque[Attempt] = deque()
         self._working: dict[Worker, None] = {}  # a dict keeps the order: a seed must repeat its run
         self._idle: list[Worker] = []
-        self._one_was_woken = False
+        self._a_worker_was_woken = False
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way = 0
@@ -85,7 +85,7 @@ class Workers:
         """Run these attempts, or let them wait for a permit."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # workers end with their event loop, and each `asyncio.run` creates a new one
-            self._loop, self._idle, self._watch, self._one_was_woken = loop, [], None, False
+            self._loop, self._idle, self._watch, self._a_worker_was_woken = loop, [], None, False
         for attempt in attempts:
             self._under_way += 1
             if not (attempt.route.is_repeatable or self._destinations.is_free(attempt.entry.destination)):
@@ -120,7 +120,7 @@ class Workers:
             attempt = self._ready.popleft()
             attempt.change = Release(STOPPED)
             self._end(attempt)
-        self._one_was_woken = False
+        self._a_worker_was_woken = False
         tasks = [worker.deadline.task for worker in self._working if worker.deadline.task is not None]
         self._idle = []
         for task in tasks:
@@ -138,9 +138,9 @@ class Workers:
 
         So there are as many workers as waiting sends. One or two workers run all sends that do not wait.
         """
-        if not self._ready or self._one_was_woken:
+        if not self._ready or self._a_worker_was_woken:
             return
-        self._one_was_woken = True
+        self._a_worker_was_woken = True
         while self._idle:
             worker = self._idle.pop()
             if worker.wake is not None and not worker.wake.done():
@@ -154,7 +154,7 @@ class Workers:
         self._working[worker] = None
         try:
             while True:
-                self._one_was_woken = False
+                self._a_worker_was_woken = False
                 while self._ready:
                     worker.doing = attempt = self._ready.popleft()
                     send_batch = attempt.route.send_batch
