@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from dispatchers.pipeline.claim_ahead import AHEAD_SECONDS, MAX_AHEAD_SHARE, MEASURED_SECONDS
 from dispatchers.pipeline.claim_loops import CLAIM_LOOPS
+from dispatchers.pipeline.destinations import AHEAD_SECONDS, MAX_AHEAD_SHARE, MEASURED_SECONDS
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES
 from dispatchers.settings import Settings
 

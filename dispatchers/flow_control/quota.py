@@ -1,5 +1,6 @@
 """How many entries of a destination a dispatcher asks for."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -23,3 +24,13 @@ class Quota(NamedTuple):
     called_back: int | None = None
     recent: timedelta | None = None
     known: bool = False
+
+
+def max_entries(quotas: Iterable[Quota]) -> int:
+    """The maximal number of entries of a claim with these quotas."""
+    return sum(quota.reserved for quota in quotas)
+
+
+def max_callbacks(quotas: Iterable[Quota]) -> int:
+    """The maximal number of entries that may need a callback of a claim with these quotas."""
+    return sum(quota.called_back or 0 for quota in quotas)

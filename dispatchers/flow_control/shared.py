@@ -12,6 +12,7 @@ from typing import Literal
 from uuid import UUID
 
 from dispatchers.flow_control.state import (
+    UNTHROTTLED,
     FlowState,
     Limits,
     News,
@@ -30,7 +31,6 @@ AGAIN_SECONDS = 1.0  # a refused database asks again after this time at the late
 TURN_SECONDS = 0.02  # the same if only other databases' turn was before its own
 MAX_DESTINATIONS = 1000  # names come from rows; more are forgotten while nothing is known about them
 
-UNTHROTTLED = FlowState()
 NO_TOKEN = UUID(int=0)  # of a claim that has not ended
 
 

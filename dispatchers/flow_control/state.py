@@ -203,6 +203,9 @@ class FlowState:
     resumed_at: datetime | None = None
 
 
+UNTHROTTLED = FlowState()
+
+
 class FlowStates(NamedTuple):
     """The states of destinations at one time of the database's clock."""
 

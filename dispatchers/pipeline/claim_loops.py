@@ -10,32 +10,30 @@ import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
-from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
+from dispatchers.flow_control.surveys import Share
 from dispatchers.pipeline.activity_log import ActivityLog
-from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.claim_ahead import claim_ahead_for
+from dispatchers.pipeline.app_transactions import STORE_RETRY_SECONDS
+from dispatchers.pipeline.attempt import AttemptContext
+from dispatchers.pipeline.destinations import destinations_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
-from dispatchers.pipeline.flow_monitor import BUSY_SECONDS
-from dispatchers.pipeline.levels import read_levels
-from dispatchers.pipeline.outcome_collector import OutcomeCollector
-from dispatchers.pipeline.parts import Parts
-from dispatchers.pipeline.progress import Progress
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
+from dispatchers.pipeline.outcomes import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, max_callbacks, max_entries
-from dispatchers.pipeline.sender import Sender
-from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, Scheduler
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
 from dispatchers.pipeline.wakeup import Wakeup, first_set
+from dispatchers.pipeline.workers import Workers
 from dispatchers.settings import Settings
 from dispatchers.store.connections.outage_log import OutageLog
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
 from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.telemetry.events import Levels
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring
 from outbox.times import NEVER
@@ -52,11 +50,24 @@ AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: th
 MAX_PERMIT_REPORTS = 20  # attempts to report free permits, `BUSY_SECONDS` apart; later they expire with their lease
 
 
+class Progress(NamedTuple):
+    """The result of an exchange. asked: whether it had quotas. claimed: with the entries that were passed over.
+
+    has_more: whether more entries of these destinations may be due.
+    """
+
+    asked: bool = False
+    claimed: int = 0
+    settled: int = 0
+    has_more: bool = False
+
+
 class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
-    clock: the process's clock, in seconds. refusal: why this process must end. in_flight: how many entries are being sent.
+    share: of limits that dispatchers of other databases share.
+    clock: the process's clock, in seconds. refusal: why this process must end.
     """
 
     def __init__(
@@ -73,48 +84,43 @@ class ClaimLoops:
         keyring: Callable[[], Keyring],
         clock: Callable[[], float],
         rng: random.Random,
-        parts: Parts,
+        share: Share | None = None,
     ) -> None:
         self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
         self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
-        self._flow = parts.flow(settings.limits, clock=clock, rng=rng)
-        pace = CallbackPace(settings.callback_concurrency, settings.usable, callbacks.destinations)
-        self._scheduler = parts.scheduler(
-            routes.destinations,
-            permits=settings.concurrency,
-            permits_in_all=settings.max_in_flight,
-            permits_of=settings.concurrency_of,
-            shut_until=self._flow.shut_until,
-            pace=pace,
-            ahead=claim_ahead_for(settings, routes),
-        )
+        destinations = destinations_for(settings, routes, callbacks.destinations, share)
+        self._flow = FlowMonitor(settings.limits, destinations, clock=clock, rng=rng)
+        self._scheduler = Scheduler(routes.destinations, destinations)
         self._collector = OutcomeCollector(
-            settings, store, callbacks, self._scheduler, self._flow, pace, outages, activity, clock=clock, rng=rng
+            settings,
+            store,
+            callbacks,
+            self._scheduler,
+            self._flow,
+            outages,
+            activity,
+            clock=clock,
+            rng=rng,
         )
-        self._triage = Triage(
-            routes, self._scheduler, env=env, clock=clock, rng=rng, flow=self._flow, done=self._collector.done
-        )
-        self._sender = Sender(
+        context = AttemptContext(
             store=store,
             keyring=keyring,
             usable=settings.usable,
             clock=clock,
             rng=rng,
-            flow=self._flow,
-            queue=parts.queue(self._scheduler.permits_of, clock),
-            done=self._collector.done,
+            memory=self._flow.memory,
             activity=activity,
             unstarted=self.unstarted,
         )
-        levels = partial(read_levels, self._sender, self._scheduler, self._flow, self._collector, guard)
-        activity.read_levels_from(levels)
+        self._triage = Triage(routes, self._scheduler, context, env=env, unsent=self._collector.unsent)
+        self._workers = Workers(context, destinations, self._flow, self._collector.done)
+        activity.read_levels_from(self.levels)
         self._wakeup = Wakeup(
             store.listener,
             serves=lambda operation: routes.find(operation) is not None,
             poll=settings.poll.total_seconds(),
             clock=clock,
         )
-        self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
@@ -124,16 +130,33 @@ class ClaimLoops:
     def unstarted(self) -> Unstarted:
         return self._collector.unstarted
 
+    def in_flight(self) -> int:
+        """How many entries are being sent, or settled with a callback."""
+        return len(self._workers) + len(self._collector.with_callbacks)
+
+    def levels(self) -> Levels:
+        """The present state, for the dispatcher's observer."""
+        return Levels(
+            in_flight=self._workers.in_flight,
+            claimed_ahead=self._workers.claimed_ahead,
+            permits={name: self._scheduler.destinations.of[name].permits for name in self._scheduler.names},
+            callbacks_waiting=len(self._collector.with_callbacks),
+            unsettled=len(self._collector.in_batches),
+            throttled=self._flow.throttled,
+            suspended=self._guard.suspended is not None,
+            served=self._guard.is_current,
+        )
+
     def used_up(self) -> dict[str, list[str]]:
         return self._scheduler.used_up
 
     def sending(self, task: "asyncio.Task[Any]") -> tuple[str, str] | None:
-        return self._sender.sending(task)
+        return self._workers.sending(task)
 
     def begin(self) -> None:
         """Prepare for this event loop."""
         self._cutoff = NEVER
-        self._scheduler.claims_ahead = False
+        self._scheduler.destinations.claims_ahead = False
         self._collector.begin()
         self._wakeup.begin()
 
@@ -146,21 +169,21 @@ class ClaimLoops:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
-        await self._sender.abandon()  # this ends idle workers only, because nothing is in flight
-        return settled + self._collector.settled_alone
+        await self._workers.abandon()  # this ends idle workers only, because nothing is in flight
+        return settled + self._collector.settled_with_callbacks
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         """The loops, to be awaited together. While the database is unavailable, they wait."""
-        self._scheduler.claims_ahead = True
+        self._scheduler.destinations.claims_ahead = True
         loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
         return [*loops, self._wakeup.pump(stopping)]
 
     async def drain(self, grace: timedelta) -> None:
         """Finish the sends in flight within the grace, and settle them. The other leases expire."""
         until = self._clock() + grace.total_seconds()
-        await self._sender.finish(grace)
-        await self._collector.alone.finish(timedelta(seconds=until - self._clock()))
-        outcomes, reports = self._collector.outcomes, 0
+        await self._workers.finish(grace)
+        await self._collector.with_callbacks.finish(timedelta(seconds=until - self._clock()))
+        outcomes, reports = self._collector.in_batches, 0
         while (
             len(outcomes)
             or outcomes.has_postponed
@@ -181,13 +204,13 @@ class ClaimLoops:
 
     async def abandon(self) -> None:
         """Stop sending at once."""
-        await self._sender.abandon()
-        await self._collector.alone.abandon()
+        await self._workers.abandon()
+        await self._collector.with_callbacks.abandon()
 
     def wake(self) -> None:  # another database's dispatcher has left permits to this one
         self._scheduler.begin_round()
         self._collector.news.set()
-        self._sender.follow()
+        self._workers.follow()
 
     # --- the loops
 
@@ -195,7 +218,7 @@ class ClaimLoops:
         """Claim with one loop until the first claim fixes the cutoff: a late one would find what is due again since the start."""
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
-            progress = await self._exchange(self._scheduler.take(self._clock()), NEVER)
+            progress = await self._exchange(self._scheduler.next_quotas(self._clock()), NEVER)
             settled, asked = settled + progress.settled, progress.asked
         return settled
 
@@ -213,13 +236,18 @@ class ClaimLoops:
             if self._is_stale:
                 await self.sweep()
             settled += await self._settle_postponed()
-            progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
+            progress = await self._exchange(self._scheduler.next_quotas(self._clock()), self._cutoff)
             settled += progress.settled
-            if progress.claimed or self._collector.outcomes or (progress.asked and not self._scheduler.all_asked):
+            if progress.claimed or self._collector.in_batches or (progress.asked and not self._scheduler.all_asked):
                 continue
-            if self._sender or self._collector.alone or self._exchanging or self._collector.outcomes.has_postponed:
+            if (
+                self._workers
+                or self._collector.with_callbacks
+                or self._exchanging
+                or self._collector.in_batches.has_postponed
+            ):
                 self._collector.news.clear()
-                await first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
+                await first_set(self._collector.news, seconds=self._collector.in_batches.again_in)
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
@@ -247,7 +275,7 @@ class ClaimLoops:
                     if stopping.is_set():  # it was set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
-                quotas = [] if self._surveyed is None else self._scheduler.take(self._clock())
+                quotas = [] if self._surveyed is None else self._scheduler.next_quotas(self._clock())
                 return await self._exchange(quotas, NEVER)
             except ConfigurationError as refusal:  # waiting cannot help: end this process
                 self.refusal = refusal
@@ -263,27 +291,27 @@ class ClaimLoops:
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Wait for an outcome, a hint, or the time to poll; then a moment longer, to settle more outcomes together."""
         now = self._clock()
-        until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.outcomes.again_in)
+        until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.in_batches.again_in)
         until = min(until, self._wakeup.polls_at(self._rng.random(), is_first=is_first))
-        if not self._collector.outcomes:
+        if not self._collector.in_batches:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
             await first_set(self._collector.news, stopping, *hinted, seconds=max(0.0, until - now))
-        is_news = self._collector.news.is_set() or bool(self._collector.outcomes) or self._clock() >= until
+        is_news = self._collector.news.is_set() or bool(self._collector.in_batches) or self._clock() >= until
         if is_news or not (is_first and self._wakeup.hinted.is_set()):
             self._scheduler.begin_round()
             self._round_at = self._clock()
             if is_first:
                 self._wakeup.polled()
-        if self._collector.outcomes and self._sender and len(self._collector.outcomes) < MAX_BATCH_ENTRIES:
-            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
+        if self._collector.in_batches and self._workers and len(self._collector.in_batches) < MAX_BATCH_ENTRIES:
+            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._workers.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
         """Claim for the destinations named by hints before all others. If a hint names none, sweep first."""
         if not self._wakeup.hinted.is_set() or (heard := self._wakeup.take()) is None:
             return
         if heard.destinations is not None:
-            self._scheduler.meet(heard.destinations)
+            self._scheduler.hint(heard.destinations)
         elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
             self._wakeup.hint_again_in(wait)
         else:
@@ -306,8 +334,8 @@ class ClaimLoops:
                 settlements = self._collector.note_part(settlements, exchange)
                 raise exchange.error
         except BaseException as error:
-            self._scheduler.give_all_back(quotas)
-            self._collector.outcomes.put_back(settlements)  # keep them until the database is available
+            self._scheduler.release(quotas)
+            self._collector.in_batches.put_back(settlements)  # keep them until the database is available
             self._collector.news.set()
             if not isinstance(error, CallbacksChanged):
                 raise
@@ -319,16 +347,16 @@ class ClaimLoops:
             flow_update = request.flow_update
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
-            self._sender.follow()
+            self._workers.follow()
         claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
         hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
-        has_more = self._scheduler.found(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
+        has_more = self._scheduler.note_claim(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
         self._outages.answered()
         if claimed:
             self._has_claimed = True
             self._cutoff = min(self._cutoff, claimed[0].leased_at)
             self._collector.note_claim(claimed, request.token, started)
-        self._sender.start(self._triage.sort(claimed, started))
+        self._workers.start(self._triage.sort(claimed, started))
         if claimed:
             await asyncio.sleep(0)  # let the sends begin before the next exchange
             if has_more:
@@ -347,7 +375,7 @@ class ClaimLoops:
                 postponed = self._collector.note_part(postponed, exchange)
                 raise exchange.error
         except BaseException as error:
-            self._collector.outcomes.postpone(postponed, {entry.lease for entry, _ in postponed})
+            self._collector.in_batches.postpone(postponed, {entry.lease for entry, _ in postponed})
             self._collector.news.set()  # the other loop may wait for nothing else
             if not isinstance(error, CallbacksChanged):
                 raise

@@ -6,7 +6,6 @@ The database's rows decide. This copy avoids queries with known answers.
 import logging
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from dispatchers.flow_control.state import (
     COOLDOWN_DEFAULT,
     NONE_LEFT,
     NONE_UNSENT,
+    UNTHROTTLED,
     FlowState,
     FlowStates,
     FlowUpdate,
@@ -28,6 +28,8 @@ from dispatchers.flow_control.state import (
     service_of,
     still_taken,
 )
+from dispatchers.flow_control.surveys import Survey
+from dispatchers.pipeline.destinations import OPEN, Destination, Destinations
 from dispatchers.time_limits import Memory, without_pause
 from dispatchers.transitions import ClaimedEntry
 from outbox.times import NEVER
@@ -35,7 +37,6 @@ from outbox.times import NEVER
 log = logging.getLogger("outbox.dispatcher")
 
 BUSY_SECONDS = 0.05  # until the next try, if another dispatcher has locked the destination's row
-UNTHROTTLED = FlowState()
 
 
 def news_of(outcome: Outcome, destination: str) -> News:
@@ -56,33 +57,41 @@ def news_of(outcome: Outcome, destination: str) -> News:
 class FlowMonitor:
     """Combines the outcomes of this dispatcher's sends with the flow state in the database.
 
-    limits: by destination. clock: the process's clock, also for `shut_until`. rng: spreads the retries of several processes.
+    limits: by destination. destinations: their records store what is known. clock: the process's clock.
+    rng: spreads the retries of several processes.
     """
 
-    def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, Limits],
+        destinations: Destinations,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
         self._limits = limits
+        self._destinations, self._of = destinations, destinations.of
+        self._share = destinations.share
         self._clock = clock
         self._rng = rng
-        self._seen: dict[str, FlowState] = {}
-        self._news: dict[str, News] = {}
-        self._reporting: Counter[str] = Counter()  # failures that an exchange is reporting now
-        self._reported: dict[str, str] = {}
-        self._probes: dict[str, UUID] = {}
-        self._under_way: dict[tuple[str, UUID], int] = {}  # sends with a shared permit, by destination and lease token
-        self._full: set[str] = set()  # destinations that are shut only because no permit is free
-        self.shut_until: dict[str, float] = {}
+        self._news: dict[str, News] = {}  # the next report
+        if self._share is not None:
+            self._share.surveys.join(self._share.database, self.refresh_again)
 
     # --- called by the sends
 
     def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
         """Note an outcome. A success for a destination that is not throttled changes nothing."""
-        name = entry.destination
-        if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
+        name, destination = entry.destination, self._of[entry.destination]
+        if self._share is not None:
+            self._share.limits.hear(name, news_of(outcome, name), entry.lease_token)
+        if destination.flow_state is None and name not in self._news and isinstance(outcome, Delivered):
             return
         news = news_of(outcome, name)
-        if self._probes.get(name) == entry.lease_token:
-            news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
-        self._record(name, news)
+        if destination.probe == entry.lease_token:
+            news = news._replace(probe=destination.probe, passed=not news.failures)
+            destination.probe = None
+        self._record(destination, news)
 
     def end(self, entry: ClaimedEntry, *, was_released: bool) -> None:
         """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe.
@@ -91,29 +100,34 @@ class FlowMonitor:
         use the rate up again and again, and another one that may send it would never claim it. An entry whose end was known
         before its claim has used nothing.
         """
-        if entry.is_known:
-            return
+        if not entry.is_known:
+            self._end_send(entry, was_released=was_released)
+        if self._share is not None:
+            self._share.limits.end_probe(entry.destination, entry.lease_token)
+
+    def _end_send(self, entry: ClaimedEntry, *, was_released: bool) -> None:
+        destination = self._of[entry.destination]
         if was_released and limits_of(self._limits, entry.destination).rate is not None:
-            self._record(entry.destination, News(unsent={entry.leased_at: 1}))
-        if self._probes and self._probes.get(entry.destination) == entry.lease_token:
-            self._record(entry.destination, News(probe=self._probes.pop(entry.destination)))
-        if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
-            self._free_permit(entry.destination, entry.lease_token)
+            self._record(destination, News(unsent={entry.leased_at: 1}))
+        if destination.probe == entry.lease_token:
+            destination.probe = None
+            self._record(destination, News(probe=entry.lease_token))
+        if entry.lease_token in destination.shared_sends:
+            self._free_permit(destination, entry.lease_token)
 
-    def _free_permit(self, name: str, token: UUID) -> None:
+    def _free_permit(self, destination: Destination, token: UUID) -> None:
         """Release a shared permit. The same exchange may report it and use it for a claim, so the destination opens at once."""
-        left = self._under_way.pop((name, token)) - 1
+        left = destination.shared_sends.pop(token) - 1
         if left:
-            self._under_way[name, token] = left
-        self._record(name, News(left={token: left}))
-        if name in self._full:
-            self._full.discard(name)
-            self.shut_until.pop(name, None)
+            destination.shared_sends[token] = left
+        self._record(destination, News(left={token: left}))
+        if destination.is_full:
+            destination.is_full, destination.shut_until = False, OPEN
 
-    def _record(self, name: str, news: News) -> None:
+    def _record(self, destination: Destination, news: News) -> None:
+        name = destination.name
         has_news = news.failures or news.cooldown is not None or news.probe is not None or news.left or news.unsent
-        troubled = name in self._news or self._seen.get(name, UNTHROTTLED).breaker_failures
-        if has_news or troubled:
+        if has_news or name in self._news or (destination.flow_state or UNTHROTTLED).breaker_failures:
             before = self._news.get(name)
             self._news[name] = news if before is None else before.then(news)
 
@@ -136,11 +150,13 @@ class FlowMonitor:
         if not (self._news or decided):
             return None
         news, self._news = self._news, {}
-        self._reporting.update(name for name, each in news.items() if _is_bad(each))
+        for name, each in news.items():
+            self._of[name].reporting += _is_bad(each)
         return FlowUpdate(news=news, decided=frozenset(decided), limits=self._limits)
 
     def _is_decided(self, name: str) -> bool:
-        return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
+        state = self._of[name].flow_state
+        return limits_of(self._limits, name).are_shared or (state is not None and state.breaker != "closed")
 
     def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
         """Note the result of an exchange; returns whether a shut destination has opened.
@@ -149,9 +165,9 @@ class FlowMonitor:
         counted twice would exceed the rate. token: of the claim.
         """
         found = flow_states.of if flow_states is not None else {}
-        shut = self.shut_until.keys() & found.keys()
-        self._reporting -= Counter(name for name, each in flow_update.news.items() if _is_bad(each))
+        shut = [self._of[name] for name in found if self._of[name].shut_until != OPEN]
         for name, news in flow_update.news.items():
+            self._of[name].reporting -= _is_bad(news)
             if name not in found:
                 again, later = news._replace(unsent=NONE_UNSENT), self._news.get(name)
                 self._news[name] = again if later is None else again.then(later)
@@ -159,86 +175,97 @@ class FlowMonitor:
         for name in sorted(
             urgent.difference(found)
         ):  # sorted, so that a simulation with one seed always runs in the same way
-            self._full.discard(name)
-            self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())
+            destination = self._of[name]
+            destination.is_full = False
+            destination.shut_until = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())
         if flow_states is not None:
             for name, state in flow_states.of.items():
                 if state.breaker_token == token:
-                    self._probes[name] = token
+                    self._of[name].probe = token
                 ours = sum(each.permits for each in state.permits_taken if each.token == token)
                 if ours:
-                    self._under_way[name, token] = ours
+                    self._of[name].shared_sends[token] = ours
                 self.see(name, state, flow_states)
-        return not shut <= self.shut_until.keys()
+        return any(destination.shut_until == OPEN for destination in shut)
 
     def refresh(self, flow_states: FlowStates) -> None:
         """Store the states that a sweep has read. Destinations without a state are not throttled any more."""
-        for name in self._seen.keys() - flow_states.of.keys():
-            del self._seen[name]
-            self._full.discard(name)
-            self.shut_until.pop(name, None)
-            self._report(name, None)
+        if self._share is not None:
+            self._share.surveys.learn(self._share.database, Survey(flow_states, self._clock()))
+            flow_states = self._share.surveys.with_all(flow_states)
+        self._store(flow_states)
+
+    def refresh_again(self) -> None:
+        """Store the states of the last sweep, with the present pauses of the other databases."""
+        share = self._share
+        survey = None if share is None else share.surveys.of(share.database)
+        if share is not None and survey is not None:
+            self._store(share.surveys.with_all(survey.at(self._clock())))
+            share.limits.wake(share.database)
+
+    def _store(self, flow_states: FlowStates) -> None:
+        for name, destination in self._of.items():
+            if destination.flow_state is not None and name not in flow_states.of:
+                destination.flow_state, destination.is_full, destination.shut_until = None, False, OPEN
+                self._report(destination, None)
         for name, state in flow_states.of.items():
             self.see(name, state, flow_states)
 
     def see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
         """Store the state of one destination."""
-        self._seen[name] = state
-        limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
+        if self._share is not None:
+            surveys, database = self._share.surveys, self._share.database
+            state = surveys.over_all(database, name, state, flow_states.at, self._clock())
+        destination, limits = self._of[name], limits_of(self._limits, name)
+        destination.flow_state = state
+        left = self._news[name].left if name in self._news else NONE_LEFT
         state = replace(state, permits_taken=still_taken(state.permits_taken, flow_states.at, left))
         until = opens_at(state, limits, flow_states.at)
-        self._full.discard(name)
-        if until is not None and opens_at(replace(state, permits_taken=()), limits, flow_states.at) is None:
-            self._full.add(name)
-        if until is None:
-            self.shut_until.pop(name, None)
-        else:
+        destination.is_full, destination.shut_until = False, OPEN
+        if until is not None:
             after = math.inf if until == NEVER else (until - flow_states.at).total_seconds()
-            self.shut_until[name] = self._clock() + after
-        self._report(name, _throttle(state, flow_states.at))
+            destination.shut_until = self._clock() + after
+            destination.is_full = opens_at(replace(state, permits_taken=()), limits, flow_states.at) is None
+        self._report(destination, _throttle(state, flow_states.at))
 
-    def _report(self, name: str, throttle: tuple[str, str] | None) -> None:
+    def _report(self, destination: Destination, throttle: tuple[str, str] | None) -> None:
         reason, text = throttle or (None, "")
-        if reason == self._reported.get(name):
+        if reason == destination.throttled:
             return
+        destination.throttled = reason
         if reason is None:
-            del self._reported[name]
-            log.info("destination %r resumed", name)
+            log.info("destination %r resumed", destination.name)
         else:
-            self._reported[name] = reason
-            log.warning("destination %r %s", name, text)
+            log.warning("destination %r %s", destination.name, text)
 
     # --- read by the dispatcher
 
     @property
     def throttled(self) -> Mapping[str, str]:
         """Why nothing is claimed for a destination: `paused`, `breaker` or `cooldown`."""
-        return dict(self._reported)
+        return {name: each.throttled for name, each in self._of.items() if each.throttled is not None}
 
     def opens_in(self, now: float, *, since: float) -> float:
         """Seconds until the first destination that was shut at `since` may be asked; infinity if none was shut."""
-        return min((max(0.0, until - now) for until in self.shut_until.values() if until > since), default=math.inf)
+        untils = (destination.shut_until for destination in self._of.values())
+        return min((max(0.0, until - now) for until in untils if until > since), default=math.inf)
 
     def is_shut(self, name: str) -> bool:
         """Whether this destination is shut for longer than the short wait for another dispatcher's lock."""
-        return self.is_paused(name) or self.shut_until.get(name, 0.0) > self._clock() + 2 * BUSY_SECONDS
-
-    def is_paused(self, name: str) -> bool:
-        """Whether an operator has paused the destination's service: a pause of `stripe` pauses its accounts."""
-        return self.shut_until.get(service_of(name)) == math.inf
+        destination = self._of[name]
+        return self._destinations.is_paused(destination) or destination.shut_until > self._clock() + 2 * BUSY_SECONDS
 
     def is_in_question(self, name: str) -> bool:
         """Whether the database has not yet decided if a failure shuts the destination."""
-        news = self._news.get(name)
-        busy = self.shut_until.get(name, 0.0) > self._clock()
-        return busy or name in self._reporting or (news is not None and _is_bad(news))
+        news, destination = self._news.get(name), self._of[name]
+        is_reported = news is not None and _is_bad(news)
+        return destination.shut_until > self._clock() or destination.reporting > 0 or is_reported
 
     def memory(self, entry: ClaimedEntry, memory: Memory) -> Memory:
         """The service's memory for the policy: an entry does not age while its destination is paused."""
-        if not self._seen:
-            return memory
-        names = (entry.destination, service_of(entry.destination))
-        resumed = [at for name in names if (at := self._seen.get(name, UNTHROTTLED).resumed_at) is not None]
+        records = (self._of.get(name) for name in (entry.destination, service_of(entry.destination)))
+        states = [each.flow_state for each in records if each is not None and each.flow_state is not None]
+        resumed = [state.resumed_at for state in states if state.resumed_at is not None]
         return without_pause(memory, entry.first_leased_at, max(resumed, default=None))
 
 

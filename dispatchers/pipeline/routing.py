@@ -1,14 +1,20 @@
-"""Finds the adapter of an operation, and checks what each adapter declares, once, before anything is sent."""
+"""Finds the adapter of an operation, checks what each adapter declares before anything is sent, and logs what is not served."""
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
+from dispatchers.callbacks import Kind
 from dispatchers.decide import is_repeatable
 from dispatchers.delivery import Adapter, Answered, CannotTell, Delivery, KeyFormat
+from dispatchers.flow_control.state import service_of
 from dispatchers.names import did_you_mean, prefixes
 from dispatchers.telemetry.errors import ErrorReports
+from dispatchers.telemetry.log_ids import of_entry
 from dispatchers.threads import SEND_THREAD, as_async, is_async
 from dispatchers.time_limits import FOREVER, Memory, RetryPolicy
 from dispatchers.transitions import ClaimedEntry
@@ -16,6 +22,10 @@ from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
 log = logging.getLogger("outbox.dispatcher")
+
+UNSERVED_REPORT_SECONDS = 60.0
+MAX_OPERATIONS = 1000  # the names come from rows, so their number needs a limit
+MAX_UNREPORTED = 10_000
 
 
 class Route:
@@ -146,6 +156,54 @@ class Routes:
 
     def _registered(self, operation: str) -> Route | None:
         return next((self._routes[name] for name in prefixes(operation) if name in self._routes), None)
+
+
+@dataclass(slots=True)
+class UnservedReport:
+    """reported_at: by the process's clock. unreported: the entries skipped since then, up to `MAX_UNREPORTED`."""
+
+    reported_at: float = -math.inf
+    unreported: set[UUID] = field(default_factory=set)
+
+
+class UnservedLog:
+    """Stores for each operation when it was last logged, and which entries were skipped since. clock: in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._reports: dict[str, UnservedReport] = {}
+
+    def log_skipped(self, entry: ClaimedEntry, reason: str) -> None:
+        """Log that the entry waits for `reason`, or count it for the next line of its operation."""
+        if len(self._reports) >= MAX_OPERATIONS and entry.operation not in self._reports:
+            self._reports.clear()
+        report = self._reports.setdefault(entry.operation, UnservedReport())
+        now = self._clock()
+        if now - report.reported_at < UNSERVED_REPORT_SECONDS:
+            if len(report.unreported) < MAX_UNREPORTED:
+                report.unreported.add(entry.id)
+            return
+        others = len(report.unreported - {entry.id})
+        addition = f"; {others} more entries of this operation wait too" if others else ""
+        log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, addition, extra=of_entry(entry))
+        report.reported_at = now
+        report.unreported.clear()
+
+
+def unmatched(routes: Routes, callbacks: Iterable[tuple[Kind, str]], limits: Iterable[str]) -> Iterator[str]:
+    """A warning for each callback, and each limit, that matches no operation or destination of this dispatcher."""
+    for kind, name in callbacks:
+        if kind != "on_completed" and not routes.covers(name):
+            yield (
+                f"{kind}({name!r}) matches no operation that this dispatcher serves, so this dispatcher never calls it"
+                f"{routes.suggestion(name) or '.'} It stays recorded until you run `outbox callbacks forget '{kind} {name}'`"
+            )
+    for name in limits:
+        if name not in routes.destinations and service_of(name) not in routes.destinations:
+            yield (
+                f"limits={{{name!r}: ...}} matches no destination of the operations that this dispatcher serves: it applies only"
+                f" to entries that are enqueued with destination={name!r}{did_you_mean(name, routes.destinations)}"
+            )
 
 
 def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:

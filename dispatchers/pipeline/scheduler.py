@@ -1,95 +1,141 @@
 """Chooses the next destinations to claim for, how many entries of each, and from which due time on. No I/O."""
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import Any
+from uuid import UUID
 
-from dispatchers.flow_control.quota import Quota
-from dispatchers.flow_control.state import service_of
-from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.claim_ahead import ClaimAhead
-from dispatchers.pipeline.turns import Turns
+from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
+from dispatchers.flow_control.surveys import Share
+from dispatchers.pipeline.destinations import Destination, Destinations
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 MAX_BATCH_ENTRIES = 500  # a larger claim saves little, and its entries wait longer for their sends
-MAX_KNOWN = 250  # entries at a time whose end is stored: nothing is sent, so `max_in_flight` does not count them
 MAX_DESTINATIONS = 100  # destinations in one claim; the others follow in the next ones
 UNSERVED_SECONDS = 10.0  # between two full reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # an entry whose transaction commits later than this is found by the next full read
 MAX_UNSERVED = 500  # operations: their names come from rows, so their number needs a limit
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
+class Turns:
+    """The order in which a dispatcher asks its destinations. One that could not be asked keeps its turn.
 
-def max_entries(quotas: Sequence[Quota]) -> int:
-    """The maximal number of entries of a claim with these quotas."""
-    return sum(quota.reserved for quota in quotas)
+    First come those that a claim has left out, then those that hints have named, then the others, round by round.
 
+    own: destinations that are always known.
+    """
 
-def max_callbacks(quotas: Sequence[Quota]) -> int:
-    """The maximal number of entries that may need a callback of a claim with these quotas."""
-    return sum(quota.called_back or 0 for quota in quotas)
+    def __init__(self, own: Iterable[str]) -> None:
+        self.own = frozenset(own)
+        self._names = OrderedDict.fromkeys(sorted(self.own))  # in the order of the next claims
+        self._held: dict[str, None] = {}  # a shared budget was used up: they are asked when it has room again
+        self._owed: dict[str, None] = {}  # a full claim may not have reached them
+        self._hinted: dict[str, None] = {}
+        self._met: set[str] = set()  # named by hints since the last sweep, which may have begun before the commit
+        self._unasked = 0  # destinations in `_names` that this round has not asked yet
+
+    @property
+    def names(self) -> Collection[str]:
+        """All known destinations."""
+        return tuple(self._names)
+
+    @property
+    def are_hinted(self) -> bool:
+        """Whether hints have named destinations that were not asked since."""
+        return bool(self._hinted)
+
+    @property
+    def held(self) -> Collection[str]:
+        """The destinations that wait until a used-up budget has room again."""
+        return self._held.keys()
+
+    @property
+    def are_over(self) -> bool:
+        """Whether every destination was asked that need not wait for a budget."""
+        return self._unasked <= 0 and not (self._hinted or self._owed)
+
+    def begin_round(self) -> None:
+        self._unasked = len(self._names)
+
+    def learn(self, found: Iterable[str]) -> None:
+        """Set the destinations with entries, and begin a round."""
+        known = self.own.union(found, self._met)
+        self._met.clear()
+        kept = [name for name in self._names if name in known]
+        new = sorted(known.difference(kept))
+        self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their order
+        for waiting in (self._held, self._owed):
+            for name in [name for name in waiting if name not in known]:
+                del waiting[name]
+        self.begin_round()
+
+    def hint(self, found: Iterable[str]) -> None:
+        """Hints have named these destinations. If no round is running, no others are asked."""
+        names = sorted(set(found))
+        self._met.update(names)
+        self._names.update(dict.fromkeys(name for name in names if name not in self._names))
+        self._hinted.update(dict.fromkeys(names))
+
+    def hold(self, name: str) -> None:
+        """Keep the turn of a destination for which a budget had no room."""
+        self._held[name] = None
+
+    def owe(self, names: Iterable[str]) -> None:
+        """Ask these destinations first in the next claim: this one may not have reached them."""
+        self._owed.update(dict.fromkeys(name for name in names if name in self._names))
+
+    def next(self, *, with_held: bool) -> Iterator[str]:
+        """Whom to ask, once each. A destination has had its turn when the iterator has named it.
+
+        with_held: whether the budget has room again.
+        """
+        is_round = self._unasked > 0 or not self._hinted
+        named: set[str] = set()
+        for waiting in (self._held, self._owed, self._hinted) if with_held else (self._owed, self._hinted):
+            while waiting:
+                name = next(iter(waiting))
+                del waiting[name]
+                if name not in named:
+                    named.add(name)
+                    yield name
+        for _ in range(len(self._names) if is_round else 0):
+            name = next(iter(self._names))
+            self._names.move_to_end(name)
+            self._unasked -= 1
+            if name not in named:
+                yield name
 
 
 class Scheduler:
-    """Whom to ask next for how many entries: the permits of each destination, and those that all share.
+    """Whom to ask next for how many entries.
 
-    home: the destinations of registered adapters, for which every round claims.
-    permits: how many sends to one destination run at the same time. permits_of: other numbers for single destinations.
-    permits_in_all: the total of claimed entries, without those whose end is stored. ahead: how many entries are claimed beyond
-        a destination's permits.
-    shut_until: destinations to which nothing may be sent before a time.
-    pace: limits the claims for destinations with callbacks; None if there are no callbacks.
+    own_destinations: those of registered adapters, for which every round claims.
+    destinations: their records, and the permits that a quota takes.
     """
 
-    def __init__(
-        self,
-        home: Iterable[str],
-        *,
-        permits: int,
-        permits_in_all: int,
-        permits_of: Mapping[str, int] = _NONE,
-        shut_until: Mapping[str, float] = _NONE,
-        pace: CallbackPace | None = None,
-        ahead: ClaimAhead | None = None,
-    ) -> None:
-        self._turns = Turns(home)
-        self._permits = permits
-        self._own_permits = permits_of
-        self._shut_until = shut_until
-        self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
-        self.ahead = ahead or ClaimAhead(lambda name: False, max_entries=0)
-        self._permits_in_all = permits_in_all
-        self._taken: Counter[str] = Counter()
-        self._taken_in_all = 0
-        self._due_from: dict[str, datetime] = {}
-        self._alone_until: dict[str, float] = {}
-        self._unserved: dict[str, None] = {}
-        self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
-        self._asked_at: dict[str, float] = {}  # when a full read began
+    def __init__(self, own_destinations: Iterable[str], destinations: Destinations) -> None:
+        self.destinations, self._of, self._pace = destinations, destinations.of, destinations.pace
+        self._turns = Turns(own_destinations)
+        self._unserved: dict[str, None] | None = None
         self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
-        self._known_taken = 0
         self._more_known = False  # whether the last claim left out some of them that the next one has room for
         self._is_known_turn = False
-        self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
 
     @property
-    def home(self) -> Collection[str]:
-        return self._turns.home
+    def own_destinations(self) -> Collection[str]:
+        return self._turns.own
 
     @property
-    def destinations(self) -> Collection[str]:
+    def names(self) -> Collection[str]:
         """All known destinations."""
         return self._turns.names
 
     @property
     def all_asked(self) -> bool:
         """Whether the round is over: every destination was asked that may be asked now, and none brought an entry."""
-        return self._turns.are_over and not (self._more_known or (self._turns.held and self._pace.free_in_all))
+        return self._turns.are_over and not (self._more_known or (self._turns.held and self._pace.free))
 
     @property
     def is_hinted(self) -> bool:
@@ -104,102 +150,118 @@ class Scheduler:
 
         known: those with due entries whose end is stored.
         """
-        self._due_from.clear()
+        for destination in self._of.values():
+            destination.due_from = EPOCH
         known = dict.fromkeys(known)
         self._known = {name: None for name in self._known if name in known} | known  # those that wait come first
         self._turns.learn(found)
-        self.ahead.forget_all_but(self._turns.names)
+        self.destinations.forget_all_but(self._turns.names)
 
-    def meet(self, found: Iterable[str]) -> None:
+    def hint(self, found: Iterable[str]) -> None:
         """Claim next for these destinations, which have new entries. If no round is running, claim for no others."""
-        self._turns.meet(found)
-
-    def permits_of(self, name: str) -> int:
-        """How many entries of this destination may be sent at the same time."""
-        return self._own_permits.get(name) or self._own_permits.get(service_of(name), self._permits)
+        self._turns.hint(found)
 
     @property
     def used_up(self) -> dict[str, list[str]]:
         """The settings whose budgets are used up now, and which destinations wait for them. All wait for `max_in_flight`: none is
         named.
         """
+        claimed = [each for each in self._of.values() if each.claimed]
         waiting = {
             "callback_concurrency": [
-                name for name in self._taken if self._pace.applies_to(name) and not self._pace.free(name)
+                each.name for each in claimed if self.destinations.has_callbacks(each) and not self._pace.free_of(each)
             ],
-            "concurrency": [name for name, taken in self._taken.items() if taken >= self.permits_of(name)],
+            "concurrency": [each.name for each in claimed if each.claimed >= each.permits],
         }
-        if not self._pace.free_in_all:
+        if not self._pace.free:
             waiting["callback_concurrency"] = [*self._turns.held]
         found = {setting: sorted(names)[:MAX_DESTINATIONS] for setting, names in waiting.items() if names}
-        return found | ({"max_in_flight": []} if self._taken_in_all >= self._permits_in_all else {})
+        return found | ({"max_in_flight": []} if self.destinations.free <= 0 else {})
+
+    # --- entries that this process does not serve
 
     @property
     def unserved(self) -> list[str] | None:
-        """The operations that claims must pass over; None if no unserved entry was met. See `ClaimRequest.unserved`."""
-        return list(self._unserved) if self._read_at else None
+        """The operations that claims must skip; None if no unserved entry was met. See `ClaimRequest.unserved`."""
+        return None if self._unserved is None else list(self._unserved)
 
-    def pass_over(self, operation: str | None, destination: str) -> None:
-        """Pass over an operation that this process does not serve, so that its entries cost hardly any reads.
+    def skip_operation(self, operation: str | None, destination: str) -> None:
+        """Skip an operation that this process does not serve, so that its entries cost hardly any reads.
 
         operation: None for an entry that only a newer release can read.
         """
-        self._read_at.setdefault(destination, -math.inf)
+        record = self._of[destination]
+        if record.read_at is None:
+            record.read_at = -math.inf
+        unserved = self._unserved = {} if self._unserved is None else self._unserved
         if operation is not None:
-            if len(self._unserved) >= MAX_UNSERVED and operation not in self._unserved:
-                del self._unserved[next(iter(self._unserved))]
-            self._unserved[operation] = None
+            if len(unserved) >= MAX_UNSERVED and operation not in unserved:
+                del unserved[next(iter(unserved))]
+            unserved[operation] = None
 
-    def leave_alone(self, name: str, until: float) -> None:
+    def skip_until(self, name: str, until: float) -> None:
         """Do not claim for a destination until this time, because this process serves none of its operations."""
-        self._alone_until[name] = until
+        self._of[name].skipped_until = until
 
-    def take(self, now: float) -> list[Quota]:
-        """The next quotas. Their permits are taken until `give_back`.
+    def _recent(self, destination: Destination, now: float) -> timedelta | None:
+        """How far back the next claim must read the due times; None for a full read."""
+        if destination.read_at is None:
+            return None
+        if now - destination.read_at >= UNSERVED_SECONDS:
+            destination.asked_at = now
+            return None
+        return timedelta(seconds=now - destination.read_at + LATE_SECONDS)
+
+    # --- the quotas of a claim
+
+    def next_quotas(self, now: float) -> list[Quota]:
+        """The next quotas. Their permits are taken until `note_claim` or `release`.
 
         One claim brings entries to send, and the next one those whose end is stored: neither waits for the other, however many
         there are.
         """
         self._is_known_turn = not self._is_known_turn
         if self._is_known_turn:
-            return self._take_known(now) or self._take_due(now)
-        quotas = self._take_due(now)
+            return self._next_known(now) or self._next_due(now)
+        quotas = self._next_due(now)
         if not quotas:
-            return self._take_known(now)
-        self._more_known = self._known_taken < MAX_KNOWN and bool(self._known_names(now))
+            return self._next_known(now)
+        self._more_known = self.destinations.free_known > 0 and bool(self._known_names(now))
         return quotas
 
-    def _take_due(self, now: float) -> list[Quota]:
+    def _next_due(self, now: float) -> list[Quota]:
         """The quotas for entries to send.
 
         A quota is at most half of the destination's permits, so that one half is sent while the other half is settled and
         claimed. The sums may be more than what all destinations share, because few destinations have so many due entries.
         """
         quotas: list[Quota] = []
-        most = free = min(self._permits_in_all - self._taken_in_all, MAX_BATCH_ENTRIES)
-        most_called = free_called = self._pace.free_in_all
+        most = free = min(self.destinations.free, MAX_BATCH_ENTRIES)
+        most_called = free_called = self._pace.free
         for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
-            if self._is_shut(name, now):
+            destination = self._of[name]
+            if self._is_shut(destination, now):
                 continue
-            is_called = self._pace.applies_to(name)
+            is_called = self.destinations.has_callbacks(destination)
             if is_called and not most_called:
                 self._turns.hold(name)
                 continue
-            permits = min(self._free_permits(name, now, is_called=is_called), most)
+            permits = min(self.destinations.free_of(destination, now), most)
             if is_called:
-                permits = min(permits, self._pace.free(name), most_called)
+                permits = min(permits, self._pace.free_of(destination), most_called)
             if permits > 0:
                 reserved, called = min(permits, free), min(permits, free_called) if is_called else None
-                due_from, recent = self._due_from.get(name, EPOCH), self._recent(name, now)
-                quota = Quota(name, permits, due_from, reserved=reserved, called_back=called, recent=recent)
-                quotas.append(self._reserved(quota))
+                recent = self._recent(destination, now)
+                quota = Quota(name, permits, destination.due_from, reserved=reserved, called_back=called, recent=recent)
+                quotas.append(self.destinations.reserve_quota(quota))
                 free -= reserved
                 free_called -= called or 0
             if len(quotas) >= MAX_DESTINATIONS:
                 break
-        return quotas
+        share = self.destinations.share
+        return quotas if share is None else self._within(share, quotas, now)
 
-    def _take_known(self, now: float) -> list[Quota]:
+    def _next_known(self, now: float) -> list[Quota]:
         """The quotas for entries whose end is stored. Nothing is sent, so neither a destination's permits nor its pause count.
 
         All these destinations get equal shares, because a claim may bring nothing for some of them, however often they are asked.
@@ -207,50 +269,61 @@ class Scheduler:
         quotas: list[Quota] = []
         names = self._known_names(now)
         asked = names[: MAX_DESTINATIONS // 2]
-        free = MAX_KNOWN - self._known_taken
+        free = self.destinations.free_known
         share = max(1, free // max(1, len(asked)))
         for name in asked:
-            is_called = self._pace.applies_to(name)
+            destination = self._of[name]
+            is_called = self.destinations.has_callbacks(destination)
             permits = min(share, free)
             if is_called:
-                permits = min(permits, self._pace.free(name), self._pace.free_in_all)
+                permits = min(permits, self._pace.free_of(destination), self._pace.free)
             if permits > 0:
                 del self._known[name]
                 free -= permits
                 called = permits if is_called else None
                 quota = Quota(name, permits, EPOCH, reserved=permits, admitted=True, called_back=called, known=True)
-                quotas.append(self._reserved(quota))
-            elif is_called and not self._pace.free_in_all:
+                quotas.append(self.destinations.reserve_quota(quota))
+            elif is_called and not self._pace.free:
                 self._turns.hold(name)
         self._more_known = len(names) > len(asked) or (bool(quotas) and free <= 0 and len(quotas) < len(asked))
         return quotas
 
     def _known_names(self, now: float) -> list[str]:
-        return [name for name in self._known if self._alone_until.get(name, 0.0) <= now]
+        return [name for name in self._known if self._of[name].skipped_until <= now]
 
-    def _is_shut(self, name: str, now: float) -> bool:
-        if self._shut_until.get(service_of(name)) == math.inf:  # a pause of `stripe` pauses its accounts
+    def _is_shut(self, destination: Destination, now: float) -> bool:
+        if self.destinations.is_paused(destination):
             return True
-        return max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0)) > now
+        return max(destination.skipped_until, destination.shut_until) > now
 
-    def _free_permits(self, name: str, now: float, *, is_called: bool) -> int:
-        most = self.permits_of(name)
-        if self.claims_ahead and not is_called:
-            most += self.ahead.entries(name, now)
-        return min(most - self._taken[name], (most + 1) // 2)
+    def _within(self, share: Share, asked: Sequence[Quota], now: float) -> list[Quota]:
+        """What the limits that other databases share leave of these quotas."""
+        left, called_left = max_entries(asked), max_callbacks(asked)
+        quotas: list[Quota] = []
+        for quota in asked:
+            if not quota.known:  # of those nothing is sent
+                permits = self._shared_permits(share, quota, now)
+                quota = self.destinations.cut(quota, permits, left, called_left)
+            left -= quota.reserved
+            called_left -= quota.called_back or 0
+            if quota.permits:
+                quotas.append(quota)
+        return quotas
 
-    def _reserved(self, quota: Quota) -> Quota:
-        """Take the permits for a quota."""
-        if quota.known:
-            self._known_taken += quota.reserved
-        else:
-            self._taken[quota.destination] += quota.permits
-            self._taken_in_all += quota.reserved
-        if quota.called_back is not None:
-            self._pace.reserve(quota.destination, quota.permits, in_all=quota.called_back)
-        return quota
+    def _shared_permits(self, share: Share, quota: Quota, now: float) -> int:
+        destination, ahead = self._of[quota.destination], 0
+        if self.destinations.claims_ahead and quota.called_back is None:
+            ahead = self.destinations.ahead(destination, now)
+        permits, again_in = share.limits.take(share.database, destination.name, quota.permits, now, ahead=ahead)
+        if again_in is not None:
+            destination.shut_until = max(destination.shut_until, now + again_in)
+        elif not permits and share.limits.is_crowded(share.database):
+            self._turns.owe([destination.name])
+        return permits
 
-    def found(
+    # --- the result of a claim
+
+    def note_claim(
         self,
         quotas: Sequence[Quota],
         claimed: Sequence[ClaimedEntry],
@@ -258,16 +331,16 @@ class Scheduler:
         passed_over: int = 0,
         hints_follow: bool = False,
     ) -> bool:
-        """Note the result of a claim, and give unused permits back. Returns whether the next round begins.
+        """Note the result of a claim, and release unused permits. Returns whether the next round begins.
 
         A round begins after each claim that brought entries, because more may be due. hints_follow: whether hints announce new
         entries; then a round begins only if half of a quota was used (not all of it, because the claim rounds quotas).
         passed_over: how many entries were claimed beside `claimed`.
         """
-        self._return(quotas)
+        self._end_claim(quotas, claimed)
         counts = Counter([entry.destination for entry in claimed])
         for entry in claimed:
-            self.reserve(entry)
+            self.destinations.reserve(entry)
         is_full = len(claimed) + passed_over >= max_entries(quotas)
         more = [quota for quota in quotas if quota.known and (is_full or _is_used_up(quota, claimed))]
         self._known |= {quota.destination: None for quota in more}
@@ -289,58 +362,30 @@ class Scheduler:
         self.begin_round()
         return True
 
-    def _note_reads(self, quotas: Sequence[Quota]) -> None:
-        """Note full reads that found no entry which this process serves."""
-        for quota in quotas:
-            if quota.recent is None and quota.destination in self._read_at:
-                asked_at = self._asked_at.get(quota.destination, -math.inf)  # unserved entries were unknown then
-                self._read_at[quota.destination] = asked_at
-
-    def give_all_back(self, quotas: Sequence[Quota]) -> None:
-        """Give back the permits of a claim that failed. Its destinations keep their turns."""
-        self._return(quotas)
+    def release(self, quotas: Sequence[Quota]) -> None:
+        """Release the permits of a claim that failed. Its destinations keep their turns."""
+        self._end_claim(quotas, ())
         self._turns.owe(quota.destination for quota in quotas if not quota.known)
         self._known |= {quota.destination: None for quota in quotas if quota.known}
 
-    def _return(self, quotas: Sequence[Quota]) -> None:
+    def _end_claim(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
+        """Release the permits that the quotas have taken."""
+        share = self.destinations.share
+        if share is not None:
+            tokens: dict[str, list[UUID]] = {}
+            for entry in claimed:
+                if not entry.is_known:
+                    tokens.setdefault(entry.destination, []).append(entry.lease_token)
+            for quota in [quota for quota in quotas if not quota.known]:
+                share.end_claim(quota.destination, quota.permits, tokens.get(quota.destination, ()))
+        self.destinations.release_quotas(quotas)
+
+    def _note_reads(self, quotas: Sequence[Quota]) -> None:
+        """Note full reads that found no entry which this process serves."""
         for quota in quotas:
-            if quota.known:
-                self._known_taken -= quota.reserved
-            else:
-                self._free(quota.destination, quota.permits, quota.reserved)
-            if quota.called_back is not None:
-                self._pace.give_back(quota.destination, quota.permits, in_all=quota.called_back)
-
-    def reserve(self, entry: ClaimedEntry) -> None:
-        """Take the permit of an entry that was claimed, or that was sent but is not settled yet."""
-        if entry.is_known:
-            self._known_taken += 1
-        else:
-            self._taken[entry.destination] += 1
-            self._taken_in_all += 1
-
-    def give_back(self, entry: ClaimedEntry) -> None:
-        """Give back the permit of an entry that does not need it any more."""
-        if entry.is_known:
-            self._known_taken -= 1
-        else:
-            self._free(entry.destination, 1, 1)
-
-    def _free(self, name: str, permits: int, reserved: int) -> None:
-        self._taken[name] -= permits
-        self._taken_in_all -= reserved
-        if not self._taken[name]:
-            del self._taken[name]
-
-    def _recent(self, name: str, now: float) -> timedelta | None:
-        """How far back the next claim must read the due times; None for a full read."""
-        read_at = self._read_at.get(name)
-        if read_at is None:
-            return None
-        if now - read_at >= UNSERVED_SECONDS:
-            self._asked_at[name] = now
-            return None
-        return timedelta(seconds=now - read_at + LATE_SECONDS)
+            destination = self._of[quota.destination]
+            if quota.recent is None and destination.read_at is not None:
+                destination.read_at = destination.asked_at  # unserved entries were unknown if none was asked for
 
     def _remember_due_from(self, claimed: Sequence[ClaimedEntry]) -> None:
         latest: dict[str, datetime] = {}
@@ -348,7 +393,7 @@ class Scheduler:
             if not entry.is_known and entry.queued_at > latest.get(entry.destination, EPOCH):
                 latest[entry.destination] = entry.queued_at
         for name, queued_at in latest.items():
-            self._due_from[name] = max(self._due_from.get(name, EPOCH), queued_at - DUE_FROM_SLACK)
+            self._of[name].due_from = max(self._of[name].due_from, queued_at - DUE_FROM_SLACK)
 
 
 def _unreached(quotas: Sequence[Quota], counts: Counter[str], passed_over: int) -> list[Quota]:

@@ -1,89 +1,72 @@
-"""Sorts the entries of a claim: the sender gets sends and status lookups; every other transition ends the lease at once."""
+"""Sorts the entries of a claim: sends and status lookups become attempts; every other transition ends the lease at once."""
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 
 from dispatchers.decide import leave, plan
-from dispatchers.delivery import Outcome
-from dispatchers.pipeline.flow_monitor import FlowMonitor
-from dispatchers.pipeline.routing import Route, Routes
+from dispatchers.pipeline.attempt import Attempt, AttemptContext
+from dispatchers.pipeline.routing import Route, Routes, UnservedLog
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.send_queue import Work
-from dispatchers.pipeline.unserved_log import UnservedLog
-from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
+from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.sql.schema.tables import SCHEMA_VERSION
 
-_AT_THE_SERVICE = (Send, Lookup)  # isinstance with a union would cost each entry as much as `plan`
 UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this process serves nothing
 
 
 class Triage:
     """Calls `plan` for each claimed entry, and executes the result.
 
-    env: of this process, which is also the database's. flow: stores which destinations were paused. done: called for each entry
-    that is not sent.
+    context: of the attempts. env: of this process, which is also the database's.
+    unsent: called for each entry that is not sent.
     """
 
     def __init__(
         self,
         routes: Routes,
         scheduler: Scheduler,
+        context: AttemptContext,
         *,
         env: Callable[[], str],
-        clock: Callable[[], float],
-        rng: random.Random,
-        flow: FlowMonitor,
-        done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
+        unsent: Callable[[ClaimedEntry, Transition], None],
     ) -> None:
         self._routes = routes
         self._scheduler = scheduler
+        self._context = context
         self._env = env
-        self._clock = clock
-        self._rng = rng
-        self._flow = flow
-        self._done = done
-        self._reports = UnservedLog(clock)
+        self._unsent = unsent
+        self._reports = UnservedLog(context.clock)
 
-    def sort(self, claimed: Iterable[ClaimedEntry], started: float) -> Iterator[Work]:
-        """The entries to send or to look up. started: the process's clock before the claim."""
+    def sort(self, claimed: Iterable[ClaimedEntry], claimed_at: float) -> Iterator[Attempt]:
+        """The attempts for the entries to send or to look up. claimed_at: the process's clock before the claim."""
         env = self._env()
         for entry in claimed:
             route = self._routes.find(entry.operation)
-            if route is None:
-                self._leave_unserved(entry)
-                continue
-            if entry.schema_version > SCHEMA_VERSION:
-                self._leave_unreadable(entry)
+            if route is None or entry.schema_version > SCHEMA_VERSION:
+                self._skip(entry, route)
                 continue
             if not route.is_repeatable:
-                self._scheduler.ahead.exclude(entry.destination)
-            if entry.deliveries == 1 and not entry.maybe_sent:  # no rule needs the jitter, a pause or the form
-                step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
+                self._scheduler.destinations.exclude(entry.destination)
+            memory, jitter, sends_alike = route.memory, 0.0, True
+            if entry.deliveries > 1 or entry.maybe_sent:  # no rule needs them for a first send
+                memory, jitter = self._context.memory(entry, memory), self._context.rng.random()
+                sends_alike = entry.in_doubt_since is None or route.sends_alike(entry)
+            step = plan(entry, memory, entry.leased_at, jitter, env=env, alike=sends_alike)
+            if isinstance(step, (Send, Lookup)):
+                yield Attempt(entry, route, step, claimed_at, self._context)
             else:
-                step = self._plan_again(entry, route, env)
-            if isinstance(step, _AT_THE_SERVICE):
-                yield entry, route, step, started
-            else:
-                self._decide_unsent(entry, step)
+                self._end(entry, step)
 
-    def _plan_again(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
-        memory = self._flow.memory(entry, route.memory)
-        alike = entry.in_doubt_since is None or route.sends_alike(entry)
-        return plan(entry, memory, entry.leased_at, self._rng.random(), env=env, alike=alike)
-
-    def _leave_unserved(self, entry: ClaimedEntry) -> None:
+    def _skip(self, entry: ClaimedEntry, route: Route | None) -> None:
         """Leave the entry for other processes. If this one serves nothing of its destination, stop claiming there for a while."""
-        self._scheduler.pass_over(entry.operation, entry.destination)
-        if entry.destination not in self._scheduler.home:
-            self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
-        suggestion = self._routes.suggestion(entry.operation)
-        self._decide_unsent(entry, leave(entry, f"no adapter of this dispatcher serves it{suggestion}"))
+        destination, why, operation = entry.destination, "a newer release wrote it", None
+        if route is None:
+            operation = entry.operation
+            why = f"no adapter of this dispatcher serves it{self._routes.suggestion(operation)}"
+            if destination not in self._scheduler.own_destinations:
+                self._scheduler.skip_until(destination, self._context.clock() + UNSERVED_SECONDS)
+        self._scheduler.skip_operation(operation, destination)
+        self._end(entry, leave(entry, why))
 
-    def _leave_unreadable(self, entry: ClaimedEntry) -> None:
-        self._scheduler.pass_over(None, entry.destination)
-        self._decide_unsent(entry, leave(entry, "a newer release wrote it"))
-
-    def _decide_unsent(self, entry: ClaimedEntry, change: Transition) -> None:
+    def _end(self, entry: ClaimedEntry, change: Transition) -> None:
         if isinstance(change, Release) and change.shown:
-            self._reports.leave(entry, change.reason)
-        self._done(entry, None, change)
+            self._reports.log_skipped(entry, change.reason)
+        self._unsent(entry, change)

@@ -20,7 +20,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from dispatchers.maintenance.audit_log import forget_old_decisions
 from dispatchers.maintenance.jobs import Maintenance, forget_dead_dispatchers, keep_bodies, retain
 from dispatchers.maintenance.retention import Retention
-from dispatchers.pipeline.heartbeat import Heartbeats
+from dispatchers.process.heartbeat import Heartbeats
 from dispatchers.store.connections.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.errors import ErrorReports

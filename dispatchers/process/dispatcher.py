@@ -17,18 +17,17 @@ from uuid import UUID, uuid4
 from dispatchers.admin.check.doctor import OF_SERVER, Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
+from dispatchers.flow_control.surveys import Share
 from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.app_transactions import CompletionWorker
 from dispatchers.pipeline.claim_loops import ClaimLoops
-from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
-from dispatchers.pipeline.heartbeat import Heartbeats, declared
-from dispatchers.pipeline.loop_watch import Watched, watching
-from dispatchers.pipeline.parts import Parts
-from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.unmatched_names import unmatched
+from dispatchers.pipeline.routing import Routes, merge, unmatched
+from dispatchers.process.heartbeat import Heartbeats, declared
+from dispatchers.process.loop_watch import Watched, watching
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
 from dispatchers.store.connections.outage_log import OutageLog
@@ -86,6 +85,8 @@ class Dispatcher:
 
     Raises `ConfigurationError` for adapters that break the guarantees.
     """
+
+    _share: Share | None = None  # of limits that several databases share
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Dispatcher:
             keyring=lambda: self.keyring,
             clock=clock,
             rng=rng,
-            parts=self._parts(),
+            share=self._share,
         )
         self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.max_connections)
@@ -171,9 +172,6 @@ class Dispatcher:
             callback_transactions=settings.callback_transactions,
             promotions_lose_nothing=settings.promotions_lose_nothing,
         )
-
-    def _parts(self) -> Parts:
-        return Parts()
 
     def _env(self) -> str:
         return self._outbox.configuration.env

@@ -15,11 +15,10 @@ from sqlalchemy import URL
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.flow_control.shared import SharedLimits
+from dispatchers.flow_control.surveys import Share, Surveys
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
-from dispatchers.pipeline.parts import Parts
 from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.shared_parts import Share, Surveys
 from dispatchers.pipeline.wakeup import first_set
 from dispatchers.process.databases_file import checked_databases, read_databases
 from dispatchers.process.dispatcher import Dispatcher, check_include
@@ -81,7 +80,7 @@ class Fleet:
             raise ConfigurationError(
                 "a fleet serves several databases, so it has no callback_transactions: use a Dispatcher"
             )
-        self.grace = checked.grace
+        self.grace, self._lease = checked.grace, checked.lease
         routes = Routes(
             merge(adapters or {}, *(each.adapters for each in include)),
             lease=checked.lease,
@@ -250,7 +249,7 @@ class Fleet:
     # --- called for each database
 
     def share_of(self, name: str) -> Share:
-        return Share(name, self._shared, self._surveys)
+        return Share(name, self._shared, self._surveys, self._lease)
 
     def member(self, url: URL, share: Share) -> "Member":
         """A new dispatcher for one database."""
@@ -286,9 +285,6 @@ class Member(Dispatcher):
         self._share = share
         self._is_closed = False
         super().__init__(target, **given)
-
-    def _parts(self) -> Parts:
-        return self._share.parts(self._settings.lease)
 
     def wake(self) -> None:
         self._loops.wake()
@@ -348,7 +344,7 @@ class _Served:
                 self._report(error, seconds)
             finally:
                 await self._close()
-                share.leave()
+                share.detach()
                 self.member = None
             self._fleet.show_unserved(self._name)
             await first_set(self.leaving, self.again, seconds=seconds)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, SupportsBytes, TypeVar
 
 from dispatchers.delivery import Adapter, Delivery, Unknown
 from dispatchers.pipeline.routing import finder_of
-from dispatchers.pipeline.sender import ABANDON_SECONDS
+from dispatchers.pipeline.workers import ABANDON_SECONDS
 from dispatchers.threads import SEND_THREAD, as_async
 
 T = TypeVar("T")

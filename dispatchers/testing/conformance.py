@@ -27,7 +27,7 @@ import pytest
 
 from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
 from dispatchers.pipeline.routing import Routes, batch_sender_of
-from dispatchers.pipeline.sanitize import OUTCOMES
+from dispatchers.sanitize import OUTCOMES
 from dispatchers.testing.attempts import Observation, attempt, close, due_in_time, in_a_loop, sent
 from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Rule, Scenario, Suite
 from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of, names

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from dispatchers.delivery import Adapter, Delivery
-from dispatchers.pipeline.sender import ABANDON_SECONDS
+from dispatchers.pipeline.workers import ABANDON_SECONDS
 from dispatchers.testing.attempts import NeverBack, Observation, attempt, in_a_loop, sent
 from outbox.keys import Tag
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Found, Outcome, Unknown
-from dispatchers.pipeline.sender import ABANDON_SECONDS
+from dispatchers.pipeline.workers import ABANDON_SECONDS
 from dispatchers.testing import faulty_http
 from dispatchers.testing.attempts import close, in_a_loop, sent
 from dispatchers.testing.conformance import AdapterSuite

@@ -25,7 +25,7 @@ import pytest
 
 from dispatchers.delivery import Absent, Adapter, CannotTell, Delivery, Found, Unknown
 from dispatchers.pipeline.routing import finder_of
-from dispatchers.pipeline.sanitize import storable_finding
+from dispatchers.sanitize import storable_finding
 from dispatchers.testing.attempts import Observation, look_up
 from dispatchers.testing.conformance_frame import TAGS, UNHURRIED, Rule, Scenario, Suite
 from dispatchers.testing.verdicts import leaks, names

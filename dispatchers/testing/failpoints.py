@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import outbox.sessions.session
 from dispatchers.admin.decide import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
-from dispatchers.pipeline import batch, sender, triage
+from dispatchers.pipeline import attempt, triage
 from dispatchers.store import database as store_database
 from dispatchers.store.app_code import callback_transactions
 from dispatchers.store.queue import claims_postgresql, claims_rows
@@ -45,8 +45,8 @@ POINTS: Mapping[str, Seam] = {
     "claim.after_commit": Seam(
         (store_database.DatabaseStore,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
     ),
-    "send.before": Seam((sender.Sender,), "_outcome", "before"),
-    "send.after": Seam((sender.Sender,), "_outcome", "after"),
+    "send.before": Seam((attempt.Attempt,), "_send", "before"),
+    "send.after": Seam((attempt.Attempt,), "_send", "after"),
     "settle.before": Seam(
         (store_database.DatabaseStore,), "exchange", "before", lambda arguments, _: bool(arguments[1])
     ),
@@ -71,8 +71,8 @@ POINTS: Mapping[str, Seam] = {
 """Every point, by name."""
 
 _IN_BATCHES: Mapping[str, Seam] = {
-    "send.before": Seam((batch.Batch,), "fill", "after", lambda arguments, _: bool(arguments[0].deliveries)),
-    "send.after": Seam((batch.Batch,), "answered", "before"),
+    "send.before": Seam((attempt.Batch,), "fill", "after", lambda arguments, _: bool(arguments[0].deliveries)),
+    "send.after": Seam((attempt.Batch,), "answered", "before"),
 }
 """Where a point is for an entry that is sent with `send_batch`."""
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import UnionType
 from typing import Any
 
-from dispatchers.pipeline.sanitize import OUTCOMES, storable
+from dispatchers.sanitize import OUTCOMES, storable
 
 
 def flaw_of(outcome: Any) -> str | None:

@@ -25,7 +25,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.pipeline.sanitize import OUTCOMES
+from dispatchers.sanitize import OUTCOMES
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle

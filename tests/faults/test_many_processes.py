@@ -71,10 +71,10 @@ def deadlocks(database: Database) -> int:
 
 SUDDENLY_SLOW = """
 import asyncio
-from dispatchers.pipeline import send_queue
+from dispatchers.pipeline import destinations
 from support.daemons import FileService
 
-send_queue.WAIT_SECONDS = 3600.0  # what waits is released only by the kill
+destinations.WAIT_SECONDS = 3600.0  # what waits is released only by the kill
 
 class SuddenlySlow(FileService):
     async def send(self, delivery):

@@ -241,7 +241,7 @@ def test_from_an_older_state_nothing_is_claimed_even_before_the_check(
         address.engine.dispose()
 
         exchange = asyncio.run(
-            working.store.exchange([], working._loops._request(working._loops._scheduler.take(0), NEVER))
+            working.store.exchange([], working._loops._request(working._loops._scheduler.next_quotas(0), NEVER))
         )
 
         assert exchange.claimed == []

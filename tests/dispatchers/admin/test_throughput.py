@@ -95,7 +95,7 @@ def test_counts_that_could_not_be_written_are_written_later(
         raise RuntimeError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr("dispatchers.pipeline.heartbeat.add_counts", refuse)
+        broken.setattr("dispatchers.process.heartbeat.add_counts", refuse)
         asyncio.run(working.heartbeats.beat())
     failed = throughput(database)
     asyncio.run(working.heartbeats.beat())

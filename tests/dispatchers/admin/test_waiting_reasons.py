@@ -134,7 +134,7 @@ def test_doctor_names_what_has_waited_for_more_than_a_minute(postgresql: Databas
     put(postgresql, ob, count=3)
     age(postgresql, timedelta(minutes=2))
     working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, limits={"crm": Limits(concurrency=1)})
-    working._loops._scheduler.reserve(fresh(destination="crm"))
+    working._loops._scheduler.destinations.reserve(fresh(destination="crm"))
     asyncio.run(working.heartbeats.beat())
 
     (finding,) = [each for each in examined(postgresql)["findings"] if each["check"] == "waiting"]
@@ -156,7 +156,7 @@ def test_the_dashboard_shows_why_a_destination_waits(postgresql: Database, ob: o
 def test_a_heartbeat_with_a_used_up_budget_has_the_same_settings(postgresql: Database, ob: outbox.Outbox) -> None:
     working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, max_in_flight=1)
     before = working.heartbeats.as_seen()
-    working._loops._scheduler.reserve(fresh(destination="crm"))
+    working._loops._scheduler.destinations.reserve(fresh(destination="crm"))
     after = working.heartbeats.as_seen()
 
     assert (before.used_up, after.used_up) == ({}, {"max_in_flight": []})

@@ -19,8 +19,8 @@ import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callbacks, Calls, Settlement
-from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
-from dispatchers.pipeline.settlement import SettlementWorker
+from dispatchers.pipeline.app_transactions import SettlementWorker
+from dispatchers.pipeline.destinations import UNLIMITED, CallbackPace, Destinations
 from dispatchers.store.database import DatabaseStore
 from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition
@@ -34,19 +34,19 @@ from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transit
 def test_no_more_is_claimed_than_callbacks_settle_within_a_lease(
     at_once: int, usable: float, seconds: list[float]
 ) -> None:
-    pace = CallbackPace(at_once, timedelta(seconds=usable), ["crm"])
+    pace = CallbackPace(at_once, timedelta(seconds=usable))
+    destinations = Destinations(permits=1, permits_in_all=1, pace=pace, called_back=["crm"])
+    crm = destinations.of["crm"]
     for each in seconds:
         pace.measure(each)
     for _ in range(1000):
-        if (free := min(pace.free("crm"), 20)) == 0:
+        if (free := min(pace.free_of(crm), 20)) == 0:
             break
-        pace.reserve("crm", free)
+        destinations.reserve_callbacks("crm", free)
 
-    claimed = pace.max_entries - pace.free_in_all
+    claimed = pace.max_entries - pace.free
     assert claimed <= 2 * at_once or claimed == UNLIMITED or claimed * pace.seconds_each <= at_once * usable / 2 * 1.001
-    assert pace.free_in_all >= pace.max_entries // 2 or claimed < UNLIMITED // 2, (
-        "one destination leaves half to the others"
-    )
+    assert pace.free >= pace.max_entries // 2 or claimed < UNLIMITED // 2, "one destination leaves half to the others"
     assert pace.max_entries >= 2 * at_once, "none of the callbacks waits for a claim"
 
 
@@ -111,7 +111,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
         stuck = Stuck()
         settling = SettlementWorker(
             stuck,  # type: ignore[arg-type]
-            CallbackPace(1, timedelta(seconds=1), ["crm"]),
+            CallbackPace(1, timedelta(seconds=1)),
             at_once=1,
             usable=timedelta(seconds=0.2),
             clock=asyncio.get_running_loop().time,

@@ -221,7 +221,7 @@ def test_more_open_requests_than_a_page_holds_do_not_hide_a_later_one(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.store.records.queries.MAX_ACCEPTED", 2)
-    monkeypatch.setattr("dispatchers.pipeline.completion.MAX_ACCEPTED", 2)
+    monkeypatch.setattr("dispatchers.pipeline.app_transactions.MAX_ACCEPTED", 2)
     checkout = Checkout(database, ob)
     checkout.on_completed()
     for number in range(5):
@@ -280,7 +280,7 @@ def test_entries_of_requests_answered_at_once_settle_in_the_batch(database: Data
     second = put_one(database, ob, "crm.upsert")
     working = checkout.dispatcher()
     alone: list[object] = []
-    working._loops._collector.alone.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
+    working._loops._collector.with_callbacks.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
 
     assert asyncio.run(working.run_once()) == 2
     assert not alone

@@ -23,6 +23,7 @@ from dispatchers.flow_control.state import (
     heard,
     opens_at,
 )
+from dispatchers.pipeline.destinations import Destinations
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from outbox.times import NEVER
 
@@ -357,8 +358,9 @@ def test_a_dispatcher_refuses_limits_of_nothing(limits: Any, text: str) -> None:
 
 
 def test_a_limit_that_ends_while_others_are_asked_is_not_slept_through() -> None:
-    monitor = FlowMonitor({}, clock=lambda: 0.0, rng=random.Random(0))
-    monitor.shut_until.update(crm=5.0, mail=8.0)
+    destinations = Destinations(permits=1, permits_in_all=1)
+    monitor = FlowMonitor({}, destinations, clock=lambda: 0.0, rng=random.Random(0))
+    destinations.of["crm"].shut_until, destinations.of["mail"].shut_until = 5.0, 8.0
 
     assert monitor.opens_in(4.0, since=4.0) == 1.0
     assert monitor.opens_in(6.0, since=4.0) == 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dispatchers import Breaker, Limits
 from dispatchers.flow_control.shared import RESERVED_SECONDS, WANTING_SECONDS, SharedLimits, fair_share
 from dispatchers.flow_control.state import FlowState, FlowStates, News
-from dispatchers.pipeline.shared_parts import Share, Survey, Surveys
+from dispatchers.flow_control.surveys import Share, Survey, Surveys
 
 LEASE = timedelta(minutes=1)
 
@@ -214,10 +214,10 @@ def test_another_databases_instants_are_read_by_its_own_clock(apart: timedelta) 
 def test_a_pause_holds_while_its_database_is_refused() -> None:
     """It is served by one dispatcher after another, and an operator has not resumed."""
     at, surveys = datetime(2026, 1, 31, 12, tzinfo=UTC), Surveys()
-    share = Share("refused", Databases().shared, surveys)
+    share = Share("refused", Databases().shared, surveys, LEASE)
     surveys.learn("refused", Survey(FlowStates(at, {"crm": FlowState(paused=True)}), read_at=100.0))
 
-    share.leave()
+    share.detach()
     assert surveys.over_all("right", "crm", FlowState(), at=at, now=100.0).paused
 
     share.forget()

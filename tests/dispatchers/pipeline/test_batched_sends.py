@@ -15,7 +15,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Answered
-from dispatchers.pipeline import batch
+from dispatchers.pipeline import attempt
 from dispatchers.pipeline.routing import batch_sender_of
 from dispatchers.testing.failpoints import failpoint
 from dispatchers.transitions import ClaimedEntry
@@ -246,7 +246,7 @@ def test_an_entry_that_cannot_be_sent_ends_no_other_of_its_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ids = put(postgresql, ob, count=3)
-    broker, make = Broker(), batch.delivery_of
+    broker, make = Broker(), attempt.delivery_of
 
     def failing(entry: ClaimedEntry, *rest: Any) -> Delivery | None:
         if entry.id != ids[1]:
@@ -255,7 +255,7 @@ def test_an_entry_that_cannot_be_sent_ends_no_other_of_its_batch(
             raise error
         return None
 
-    monkeypatch.setattr(batch, "delivery_of", failing)
+    monkeypatch.setattr(attempt, "delivery_of", failing)
     run_once(postgresql, ob, adapters={"crm": broker})
 
     assert [state(postgresql, id) for id in ids] == ["delivered", its_state, "delivered"]

@@ -14,10 +14,10 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
-from dispatchers.pipeline import send_queue
-from dispatchers.pipeline.claim_ahead import ClaimAhead
+from dispatchers.pipeline import destinations as permits
+from dispatchers.pipeline.attempt import Attempt
+from dispatchers.pipeline.destinations import WAIT_SECONDS, Destinations
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue, Work
 from dispatchers.store.database import DatabaseStore
 from dispatchers.time_limits import RetryPolicy
 from dispatchers.transitions import ClaimedEntry, Send
@@ -25,13 +25,18 @@ from dispatchers.transitions import ClaimedEntry, Send
 # --- how many
 
 
-def measured(ended: int, seconds: float, name: str = "crm", ahead: ClaimAhead | None = None) -> int:
-    ahead = ahead or ClaimAhead(lambda name: True, max_entries=500)
+def ahead_of(max_ahead: int) -> Destinations:
+    """Entries of `crm` may be claimed ahead."""
+    return Destinations(permits=4, permits_in_all=20, can_wait=lambda name: name == "crm", max_ahead=max_ahead)
+
+
+def measured(ended: int, seconds: float, name: str = "crm", destinations: Destinations | None = None) -> int:
+    destinations = destinations or ahead_of(500)
     begin = 1e9
-    assert ahead.entries(name, begin) == 0
+    assert destinations.ahead(destinations.of[name], begin) == 0
     for _ in range(ended):
-        ahead.note_end(name)
-    return ahead.entries(name, begin + seconds)
+        destinations.note_end(name)
+    return destinations.ahead(destinations.of[name], begin + seconds)
 
 
 def test_a_tenth_of_a_second_of_sends_is_claimed_ahead() -> None:
@@ -47,26 +52,27 @@ def test_no_more_than_the_limit_is_claimed_ahead() -> None:
 
 
 def test_a_rate_counts_for_the_present_only() -> None:
-    ahead = ClaimAhead(lambda name: name.startswith("crm"), max_entries=500)
-    ahead.entries("crm", 0.0)
+    destinations = ahead_of(500)
+    crm = destinations.of["crm"]
+    destinations.ahead(crm, 0.0)
     for _ in range(1000):
-        ahead.note_end("crm")
+        destinations.note_end("crm")
 
-    assert ahead.entries("crm", 1.0) == 100
-    assert ahead.entries("crm", 1.001) == 100  # too soon to measure again
-    assert ahead.entries("crm", 2.0) == 0
+    assert destinations.ahead(crm, 1.0) == 100
+    assert destinations.ahead(crm, 1.001) == 100  # too soon to measure again
+    assert destinations.ahead(crm, 2.0) == 0
 
 
 def test_entries_claimed_ahead_leave_permits_to_other_destinations() -> None:
-    ahead = ClaimAhead(lambda name: name.startswith("crm"), max_entries=10)
-    scheduler = Scheduler(["crm", "mail"], permits=4, permits_in_all=20, ahead=ahead)
-    scheduler.claims_ahead = True
-    scheduler.found(scheduler.take(0.0), [])
+    destinations = ahead_of(10)
+    scheduler = Scheduler(["crm", "mail"], destinations)
+    destinations.claims_ahead = True
+    scheduler.note_claim(scheduler.next_quotas(0.0), [])
     for _ in range(1000):
-        ahead.note_end("crm")
+        destinations.note_end("crm")
 
-    first = {quota.destination: quota.permits for quota in scheduler.take(1.0)}
-    second = {quota.destination: quota.permits for quota in scheduler.take(1.0)}
+    first = {quota.destination: quota.permits for quota in scheduler.next_quotas(1.0)}
+    second = {quota.destination: quota.permits for quota in scheduler.next_quotas(1.0)}
 
     assert first == {"crm": 7, "mail": 2}  # half of 4 and 10, half of 4
     assert second == {"crm": 7, "mail": 2}
@@ -76,17 +82,14 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     few, looked_up = MemoryAdapter(), MemoryAdapter(window=None, find=True)
-    few.retry, looked_up.at_least_once = (
-        RetryPolicy(max_attempts=2),
-        True,
-    )  # two crashes would be the end, and each a lookup
+    few.retry, looked_up.at_least_once = RetryPolicy(max_attempts=2), True  # two crashes: the end, or a lookup each
     adapters = {"crm": MemoryAdapter(), "mail": MemoryAdapter(window=None), "bank": few, "sms": looked_up}
     limits = {"crm:acct_1": Limits(total_concurrency=2), "shop": Limits(rate=10), "shop:acct_1": Limits()}
     working = dispatcher(postgresql, ob, adapters=adapters | {"shop": MemoryAdapter()}, limits=limits)
-    ahead = working._loops._scheduler.ahead
+    destinations = working._loops._scheduler.destinations
 
     names = ["crm", "crm:acct_1", "crm:acct_2", "mail", "bank", "sms", "shop", "shop:acct_1"]
-    allowed = [name for name in names if measured(200, 0.5, name, ahead)]
+    allowed = [name for name in names if measured(200, 0.5, name, destinations)]
 
     assert allowed == ["crm", "crm:acct_2", "shop:acct_1"]
 
@@ -94,35 +97,33 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
 # --- those that wait
 
 
-def work(name: str = "crm", started: float = 0.0) -> Work:
+def attempt(name: str = "crm", claimed_at: float = 0.0) -> Attempt:
     blank = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
-    route: Any = None  # no adapter asks for it here
-    return blank._replace(id=uuid4(), destination=name), route, Send(), started
+    unused: Any = None  # the attempt is not made here
+    return Attempt(blank._replace(id=uuid4(), destination=name), unused, Send(), claimed_at, unused)
 
 
 def test_what_waits_is_sent_in_its_order_as_sends_end() -> None:
-    queue = SendQueue(lambda name: 2, lambda: 0.0)
-    works = [work() for _ in range(4)]
+    destinations = Destinations(permits=2, permits_in_all=20)
+    attempts = [attempt() for _ in range(4)]
 
-    assert [queue.begin(each) for each in works] == [True, True, False, False]
-    assert queue.next("crm") is None
-    queue.end("crm")
-    queue.end("crm")
-    assert [queue.next("crm") for _ in range(3)] == [works[2], works[3], None]
-    assert not queue.begin(work())
+    assert [destinations.begin(each) for each in attempts] == [True, True, False, False]
+    assert destinations.next("crm") is None
+    destinations.end("crm")
+    destinations.end("crm")
+    assert [destinations.next("crm") for _ in range(3)] == [attempts[2], attempts[3], None]
+    assert not destinations.begin(attempt())
 
 
 def test_what_waits_too_long_is_taken_out() -> None:
-    now = 0.0
-    queue = SendQueue(lambda name: 1, lambda: now)
-    slow, quick = [work("slow"), work("slow")], [work("quick", 0.5), work("quick", 0.5)]
+    destinations = Destinations(permits=1, permits_in_all=20)
+    slow, quick = [attempt("slow"), attempt("slow")], [attempt("quick", 0.5), attempt("quick", 0.5)]
     for each in (*slow, *quick):
-        queue.begin(each)
+        destinations.begin(each)
 
-    assert queue.take_late() == []
-    now = WAIT_SECONDS + 0.1
-    assert queue.take_late() == slow[1:]
-    assert queue.take_all() == quick[1:]
+    assert destinations.take_late(0.0) == []
+    assert destinations.take_late(WAIT_SECONDS + 0.1) == slow[1:]
+    assert destinations.take_all() == quick[1:]
 
 
 # --- in a dispatcher
@@ -205,7 +206,7 @@ def test_claims_do_not_grow_where_others_name_the_destination(postgresql: Databa
         adapters = {"crm": MemoryAdapter(), "mail": service}
         working = dispatcher(postgresql, ob, adapters=adapters, concurrency=4)
         await pumping(working, lambda: len(service.deliveries) == len(mail))
-        assert measured(200, 0.5, "crm", working._loops._scheduler.ahead) == 0
+        assert measured(200, 0.5, "crm", working._loops._scheduler.destinations) == 0
 
     asyncio.run(main())
 
@@ -213,7 +214,7 @@ def test_claims_do_not_grow_where_others_name_the_destination(postgresql: Databa
 def test_what_no_one_sends_again_by_itself_does_not_wait_claimed(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_queue, "WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(permits, "WAIT_SECONDS", 3600.0)
     put(postgresql, ob, count=300)
     mails = set(put(postgresql, ob, "mail.send", count=100, destination="crm"))
     operations, hanging = Operations(), asyncio.Event()
@@ -251,10 +252,9 @@ def test_a_release_does_not_count_as_the_end_of_a_send(postgresql: Database, ob:
     async def main() -> None:
         service = MemoryAdapter()
         working = dispatcher(postgresql, ob, adapters={"crm.upsert": service})
-        ahead = working._loops._scheduler.ahead
         ended: list[str] = []
-        ahead.note_end = ended.append  # type: ignore[method-assign]
-        await pumping(working, lambda: len(service.deliveries) == 100 and not working._loops._collector.outcomes)
+        working._loops._scheduler.destinations.note_end = ended.append  # type: ignore[method-assign]
+        await pumping(working, lambda: len(service.deliveries) == 100 and not working._loops._collector.in_batches)
         assert len(ended) == 100
 
     asyncio.run(main())
@@ -284,7 +284,7 @@ def test_what_was_claimed_ahead_is_not_sent_once_the_service_asks_to_wait(
 def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_queue, "WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(permits, "WAIT_SECONDS", 3600.0)
     put(postgresql, ob, count=600, destination="crm:acct_1")
     operations, sent = Operations(), 0
     hanging, going_on = asyncio.Event(), asyncio.Event()
@@ -303,12 +303,12 @@ def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
         stopping = asyncio.Event()
         pump = asyncio.create_task(working.pump(stopping))
         await hanging.wait()
-        await until_true(lambda: working._loops._sender.has_waiting)
+        await until_true(lambda: working._loops._workers.has_waiting)
         with postgresql.observer.begin() as connection:
             decisions.pause(connection, TABLES, "crm", actor="ops", reason="asked")
-        await until_true(lambda: "crm" in working._loops._flow.shut_until)
+        await until_true(lambda: working._loops._scheduler.destinations.of["crm"].shut_until > 0)
         going_on.set()
-        await until_true(lambda: not working._loops._sender)
+        await until_true(lambda: not working._loops._workers)
         stopping.set()
         await pump
         await working.close()

@@ -21,9 +21,9 @@ from support.entries import claim, claim_request, dispatcher, pumping, put, queu
 import outbox
 from dispatchers import Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.pipeline import loop_watch
-from dispatchers.pipeline.loop_watch import watching
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
+from dispatchers.process import loop_watch
+from dispatchers.process.loop_watch import watching
 from dispatchers.store.database import DatabaseStore
 from dispatchers.telemetry.events import Activity
 from dispatchers.transitions import ClaimedEntry

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from uuid import uuid4
 
-from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
+from dispatchers.pipeline.outcomes import OutcomeBuffer
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle
 
 LEASE = timedelta(seconds=10)

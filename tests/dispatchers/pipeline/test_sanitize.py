@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dispatchers import Delivered
-from dispatchers.pipeline.sanitize import storable
+from dispatchers.sanitize import storable
 
 
 @pytest.mark.parametrize(

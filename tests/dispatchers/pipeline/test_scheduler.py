@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, Scheduler, max_entries
+from dispatchers.flow_control.quota import max_entries
+from dispatchers.pipeline.destinations import Destinations
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, Scheduler
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
@@ -21,117 +23,117 @@ def claimed(destination: str, queued_at: datetime = NOW) -> ClaimedEntry:
 
 
 def test_a_claim_takes_half_of_a_destinations_permits_another_the_rest() -> None:
-    scheduler = Scheduler(["stripe"], permits=10, permits_in_all=100)
+    scheduler = Scheduler(["stripe"], Destinations(permits=10, permits_in_all=100))
 
-    assert [(quota.destination, quota.permits) for quota in scheduler.take(0)] == [("stripe", 5)]
-    assert [(quota.destination, quota.permits) for quota in scheduler.take(0)] == [("stripe", 5)]
-    assert scheduler.take(0) == []
+    assert [(quota.destination, quota.permits) for quota in scheduler.next_quotas(0)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in scheduler.next_quotas(0)] == [("stripe", 5)]
+    assert scheduler.next_quotas(0) == []
 
 
 def test_permits_that_a_claim_left_unused_are_free_again() -> None:
-    scheduler = Scheduler(["stripe"], permits=1, permits_in_all=1)
+    scheduler = Scheduler(["stripe"], Destinations(permits=1, permits_in_all=1))
 
-    scheduler.found(scheduler.take(0), [])
+    scheduler.note_claim(scheduler.next_quotas(0), [])
 
-    assert [quota.permits for quota in scheduler.take(0)] == [1]
+    assert [quota.permits for quota in scheduler.next_quotas(0)] == [1]
 
 
 def test_the_permits_of_all_destinations_together_are_limited() -> None:
-    scheduler = Scheduler(["a", "b", "c"], permits=10, permits_in_all=7)
+    scheduler = Scheduler(["a", "b", "c"], Destinations(permits=10, permits_in_all=7))
 
-    quotas = scheduler.take(0)
+    quotas = scheduler.next_quotas(0)
 
     assert max_entries(quotas) == 7
-    assert scheduler.take(0) == []
-    scheduler.found(quotas, [])
-    assert max_entries(scheduler.take(0)) == 7
+    assert scheduler.next_quotas(0) == []
+    scheduler.note_claim(quotas, [])
+    assert max_entries(scheduler.next_quotas(0)) == 7
 
 
 def test_many_destinations_are_asked_at_once_as_each_may_have_little() -> None:
-    scheduler = Scheduler([f"d{number:03}" for number in range(500)], permits=100, permits_in_all=1000)
+    scheduler = Scheduler([f"d{number:03}" for number in range(500)], Destinations(permits=100, permits_in_all=1000))
 
-    of_one_loop, of_another = scheduler.take(0), scheduler.take(0)
+    of_one_loop, of_another = scheduler.next_quotas(0), scheduler.next_quotas(0)
 
     assert [len(of_one_loop), len(of_another)] == [MAX_DESTINATIONS, MAX_DESTINATIONS]
     assert [max_entries(of_one_loop), max_entries(of_another)] == [MAX_BATCH_ENTRIES, MAX_BATCH_ENTRIES]
-    assert scheduler.take(0) == []
+    assert scheduler.next_quotas(0) == []
 
 
 def test_a_destination_that_a_full_claim_did_not_reach_is_asked_first() -> None:
-    scheduler = Scheduler(["a", "b", "c", "d"], permits=10, permits_in_all=5)
+    scheduler = Scheduler(["a", "b", "c", "d"], Destinations(permits=10, permits_in_all=5))
 
-    quotas = scheduler.take(0)
-    scheduler.found(quotas, [claimed("a")] * 5)
+    quotas = scheduler.next_quotas(0)
+    scheduler.note_claim(quotas, [claimed("a")] * 5)
     for _ in range(5):
-        scheduler.give_back(claimed("a"))
+        scheduler.destinations.release(claimed("a"))
 
     assert [quota.destination for quota in quotas] == ["a", "b", "c", "d"]
-    assert [quota.destination for quota in scheduler.take(0)] == ["b", "c", "d", "a"]
+    assert [quota.destination for quota in scheduler.next_quotas(0)] == ["b", "c", "d", "a"]
 
 
 def test_what_was_passed_over_can_fill_a_claim_too() -> None:
-    scheduler = Scheduler(["a", "b", "c"], permits=10, permits_in_all=5)
+    scheduler = Scheduler(["a", "b", "c"], Destinations(permits=10, permits_in_all=5))
 
-    scheduler.found(scheduler.take(0), [claimed("a")] * 2, passed_over=3)
+    scheduler.note_claim(scheduler.next_quotas(0), [claimed("a")] * 2, passed_over=3)
 
-    assert [quota.destination for quota in scheduler.take(0)] == ["b", "c", "a"]
+    assert [quota.destination for quota in scheduler.next_quotas(0)] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("deep", [1, 3, 30, 150])
 def test_however_many_have_a_backlog_each_destination_gets_its_turn(deep: int) -> None:
     names = [f"d{number:03}" for number in range(150)]
     backlog = dict.fromkeys(names[-deep:], 10**6)
-    scheduler = Scheduler(names, permits=100, permits_in_all=1000)
+    scheduler = Scheduler(names, Destinations(permits=100, permits_in_all=1000))
     served: set[str] = set()
 
     for _ in range(20):
-        quotas, entries = scheduler.take(0), list[ClaimedEntry]()
+        quotas, entries = scheduler.next_quotas(0), list[ClaimedEntry]()
         for name, permits in [(quota.destination, quota.permits) for quota in quotas]:
             left = max_entries(quotas) - len(entries)
             entries += [claimed(name)] * min(permits, left, backlog.get(name, 0))
-        scheduler.found(quotas, entries)
+        scheduler.note_claim(quotas, entries)
         for entry in entries:
             served.add(entry.destination)
-            scheduler.give_back(entry)
+            scheduler.destinations.release(entry)
 
     assert served == set(backlog)
 
 
 def test_every_destination_is_asked_before_a_round_is_over() -> None:
-    scheduler = Scheduler(["home"], permits=1, permits_in_all=10_000)
+    scheduler = Scheduler(["home"], Destinations(permits=1, permits_in_all=10_000))
     scheduler.learn([f"d{number}" for number in range(120)])
     asked: set[str] = set()
 
     while not scheduler.all_asked:
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         asked.update(quota.destination for quota in quotas)
-        scheduler.found(quotas, [])
+        scheduler.note_claim(quotas, [])
 
     assert len(asked) == 121
 
 
 def test_only_what_a_hint_has_named_is_asked_next() -> None:
-    scheduler = Scheduler(["crm", "mail", "stripe"], permits=4, permits_in_all=100)
+    scheduler = Scheduler(["crm", "mail", "stripe"], Destinations(permits=4, permits_in_all=100))
 
-    scheduler.meet({"mail", "new"})
+    scheduler.hint({"mail", "new"})
 
-    assert sorted(quota.destination for quota in scheduler.take(0)) == ["mail", "new"]
+    assert sorted(quota.destination for quota in scheduler.next_quotas(0)) == ["mail", "new"]
     assert scheduler.all_asked
     scheduler.begin_round()
-    assert {quota.destination for quota in scheduler.take(0)} == {"crm", "mail", "new", "stripe"}
+    assert {quota.destination for quota in scheduler.next_quotas(0)} == {"crm", "mail", "new", "stripe"}
 
 
 def test_a_hint_does_not_end_the_round_that_is_under_way() -> None:
-    scheduler = Scheduler([f"d{number}" for number in range(120)], permits=1, permits_in_all=1000)
+    scheduler = Scheduler([f"d{number}" for number in range(120)], Destinations(permits=1, permits_in_all=1000))
     scheduler.begin_round()
 
     def ask() -> list[str]:
-        quotas = scheduler.take(0)
-        scheduler.found(quotas, [])
+        quotas = scheduler.next_quotas(0)
+        scheduler.note_claim(quotas, [])
         return [quota.destination for quota in quotas]
 
     asked = ask()
-    scheduler.meet({"new", "d0"})
+    scheduler.hint({"new", "d0"})
     following = ask()
 
     assert set(following[:2]) == {"new", "d0"}
@@ -142,36 +144,36 @@ def test_a_hint_does_not_end_the_round_that_is_under_way() -> None:
 
 
 def test_a_hinted_destination_outlives_a_sweep_that_began_before() -> None:
-    scheduler = Scheduler(["crm"], permits=1, permits_in_all=1)
-    crm = scheduler.take(0)
-    scheduler.meet({"new"})
-    assert scheduler.take(0) == []  # no permit is free
+    scheduler = Scheduler(["crm"], Destinations(permits=1, permits_in_all=1))
+    crm = scheduler.next_quotas(0)
+    scheduler.hint({"new"})
+    assert scheduler.next_quotas(0) == []  # no permit is free
 
     scheduler.learn([])  # read before the hinted entry was committed
-    scheduler.give_all_back(crm)
+    scheduler.release(crm)
 
-    assert "new" in {quota.destination for quota in scheduler.take(0)}
+    assert "new" in {quota.destination for quota in scheduler.next_quotas(0)}
 
 
 @pytest.mark.parametrize(
     ("brought", "hints_follow", "asks_again"), [(0, False, False), (1, False, True), (4, True, False), (5, True, True)]
 )
 def test_a_claim_is_followed_by_another_if_more_may_be_due(brought: int, hints_follow: bool, asks_again: bool) -> None:
-    scheduler = Scheduler(["mail", "stripe"], permits=20, permits_in_all=100)
+    scheduler = Scheduler(["mail", "stripe"], Destinations(permits=20, permits_in_all=100))
 
-    quotas = scheduler.take(0)
+    quotas = scheduler.next_quotas(0)
 
-    assert scheduler.found(quotas, [claimed("mail")] * brought, hints_follow=hints_follow) == asks_again
+    assert scheduler.note_claim(quotas, [claimed("mail")] * brought, hints_follow=hints_follow) == asks_again
     assert scheduler.all_asked == (not asks_again)
 
 
 def test_a_half_full_batch_of_many_destinations_is_followed_by_another() -> None:
-    scheduler = Scheduler([f"d{number}" for number in range(50)], permits=40, permits_in_all=2000)
+    scheduler = Scheduler([f"d{number}" for number in range(50)], Destinations(permits=40, permits_in_all=2000))
 
-    quotas = scheduler.take(0)
+    quotas = scheduler.next_quotas(0)
     entries = [claimed(quota.destination) for quota in quotas for _ in range(5)]
 
-    assert scheduler.found(quotas, entries, hints_follow=True)
+    assert scheduler.note_claim(quotas, entries, hints_follow=True)
 
 
 @given(
@@ -182,82 +184,102 @@ def test_a_half_full_batch_of_many_destinations_is_followed_by_another() -> None
 def test_no_destination_waits_for_longer_than_the_others_take_turns(due: list[int], permits: int, in_all: int) -> None:
     """Each claim is served in the order of its quotas until it is full; what is due never ends."""
     names = [f"d{number:02}" for number in range(len(due))]
-    scheduler = Scheduler(names, permits=permits, permits_in_all=in_all)
+    scheduler = Scheduler(names, Destinations(permits=permits, permits_in_all=in_all))
     served: set[str] = set()
 
     for _ in range(2 * len(names)):
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         entries = [
             claimed(quota.destination)
             for quota in quotas
             for _ in range(min(due[names.index(quota.destination)], quota.permits))
         ][: sum(quota.reserved for quota in quotas)]
-        scheduler.found(quotas, entries)
+        scheduler.note_claim(quotas, entries)
         served.update(entry.destination for entry in entries)
         for entry in entries:
-            scheduler.give_back(entry)
+            scheduler.destinations.release(entry)
 
     assert served == {name for name, count in zip(names, due, strict=True) if count}
 
 
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
-    scheduler = Scheduler(["stripe"], permits=2, permits_in_all=10)
+    scheduler = Scheduler(["stripe"], Destinations(permits=2, permits_in_all=10))
     scheduler.learn(["mail"])
 
-    scheduler.leave_alone("mail", until=5.0)
+    scheduler.skip_until("mail", until=5.0)
 
-    assert [quota.destination for quota in scheduler.take(4.9)] == ["stripe"]
-    assert "mail" in [quota.destination for quota in scheduler.take(5.0)]
+    assert [quota.destination for quota in scheduler.next_quotas(4.9)] == ["stripe"]
+    assert "mail" in [quota.destination for quota in scheduler.next_quotas(5.0)]
 
 
 def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
-    shut = {"dead": 5.0}
-    scheduler = Scheduler(["dead", "stripe"], permits=10, permits_in_all=10, shut_until=shut)
+    scheduler = Scheduler(["dead", "stripe"], Destinations(permits=10, permits_in_all=10))
+    scheduler.destinations.of["dead"].shut_until = 5.0
 
-    assert [(quota.destination, quota.permits) for quota in scheduler.take(4.9)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in scheduler.next_quotas(4.9)] == [("stripe", 5)]
     assert scheduler.all_asked
-    quotas = scheduler.take(5.0)
+    quotas = scheduler.next_quotas(5.0)
     assert [(quota.destination, quota.permits) for quota in quotas] == [("dead", 5), ("stripe", 5)]
     assert max_entries(quotas) == 5
 
 
 def test_a_destination_with_a_concurrency_of_its_own_has_so_many_permits() -> None:
-    scheduler = Scheduler(["mail", "stripe"], permits=10, permits_in_all=100, permits_of={"mail": 1, "stripe": 30})
+    scheduler = Scheduler(
+        ["mail", "stripe"], Destinations(permits=10, permits_in_all=100, permits_of={"mail": 1, "stripe": 30})
+    )
 
-    quotas = [(quota.destination, quota.permits) for _ in range(3) for quota in scheduler.take(0)]
+    quotas = [(quota.destination, quota.permits) for _ in range(3) for quota in scheduler.next_quotas(0)]
 
     assert sorted(quotas) == [("mail", 1), ("stripe", 15), ("stripe", 15)]
 
 
 def test_the_hint_follows_the_latest_due_time_with_slack_until_a_sweep() -> None:
-    scheduler = Scheduler(["stripe"], permits=4, permits_in_all=10)
+    scheduler = Scheduler(["stripe"], Destinations(permits=4, permits_in_all=10))
 
-    scheduler.found(scheduler.take(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))])
-    assert [quota.due_from for quota in scheduler.take(0)] == [NOW - DUE_FROM_SLACK]
+    scheduler.note_claim(
+        scheduler.next_quotas(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))]
+    )
+    assert [quota.due_from for quota in scheduler.next_quotas(0)] == [NOW - DUE_FROM_SLACK]
     scheduler.learn(["stripe"])
 
-    assert scheduler._due_from.get("stripe", EPOCH) == EPOCH
+    assert scheduler.destinations.of["stripe"].due_from == EPOCH
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(1, 9), st.integers(1, 20))
 def test_no_history_gives_out_more_permits_than_there_are(
     moves: list[tuple[int, int]], permits: int, in_all: int
 ) -> None:
-    scheduler = Scheduler(["a", "b", "c"], permits=permits, permits_in_all=in_all)
+    scheduler = Scheduler(["a", "b", "c"], Destinations(permits=permits, permits_in_all=in_all))
     asked, under_way = [], []
 
     for move, number in moves:
         if move == 0:
-            asked.append(scheduler.take(0))
+            asked.append(scheduler.next_quotas(0))
         elif move == 1 and asked:
             quotas = asked.pop(number % len(asked))
             entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.permits, number))]
             entries = entries[: max_entries(quotas)]
-            scheduler.found(quotas, entries)
+            scheduler.note_claim(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
-            scheduler.give_back(under_way.pop(number % len(under_way)))
+            scheduler.destinations.release(under_way.pop(number % len(under_way)))
         taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
         assert all(taken.count(name) <= permits for name in "abc")
         assert sum(max_entries(quotas) for quotas in asked) + len(under_way) <= in_all
+
+
+def test_a_destination_without_entries_is_forgotten_unless_it_is_in_use() -> None:
+    """The names come from rows, so their number needs a limit."""
+    scheduler = Scheduler(["stripe"], Destinations(permits=4, permits_in_all=10))
+    scheduler.learn(["gone", "sending", "shut"])
+    quotas = scheduler.next_quotas(0)
+    scheduler.note_claim(quotas, [claimed("sending")])
+    scheduler.destinations.of["shut"].shut_until = 5.0
+
+    scheduler.learn([])
+
+    assert sorted(scheduler.destinations.of) == ["sending", "shut", "stripe"]
+    scheduler.destinations.release("sending")
+    scheduler.learn([])
+    assert sorted(scheduler.destinations.of) == ["shut", "stripe"]

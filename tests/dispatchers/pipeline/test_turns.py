@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
 from dispatchers.flow_control.shared import SharedLimits
-from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, MAX_KNOWN, Scheduler, max_callbacks, max_entries
-from dispatchers.pipeline.shared_parts import Share, SharingScheduler, Surveys
-from dispatchers.pipeline.turns import Turns
+from dispatchers.flow_control.surveys import Share, Surveys
+from dispatchers.pipeline.destinations import MAX_KNOWN, CallbackPace, Destinations
+from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler, Turns
 from dispatchers.stored_outcome import NOTHING_STORED, Known, StoredOutcome
 from dispatchers.transitions import ClaimedEntry
 
@@ -71,29 +70,31 @@ class Queue:
         return not any(0 < due < BACKLOG // 2 for due in self.due.values())
 
 
-def claims_until_done(scheduler: Scheduler, pace: CallbackPace, queue: Queue, called: set[str], most: int) -> int:
+def claims_until_done(scheduler: Scheduler, queue: Queue, called: set[str], most: int) -> int:
     """Claim until everything is claimed that is not a backlog; returns after how many claims, or `most` if it never is."""
-    waiting = {name for name, due in queue.due.items() if due}
+    destinations, waiting = scheduler.destinations, {name for name, due in queue.due.items() if due}
     for claims in range(most):
         if queue.is_done and queue.served >= waiting:
             return claims
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         entries = queue.claim(quotas)
-        scheduler.found(quotas, entries)
+        scheduler.note_claim(quotas, entries)
         for entry in entries:
             if entry.destination in called:
-                pace.reserve(entry.destination)
+                destinations.reserve_callbacks(entry.destination)
         queue.sending.append(entries)
         for entry in queue.sending.popleft():
-            scheduler.give_back(entry)
+            scheduler.destinations.release(entry)
             if entry.destination in called:
-                pace.give_back(entry.destination)
+                destinations.release_callbacks(entry.destination)
     return most
 
 
-def pace_of(at_once: int, seconds: float, called: set[str]) -> CallbackPace:
-    pace = CallbackPace(at_once, timedelta(seconds=55), destinations=called)
-    pace.measure(seconds)
+def pace_of(at_once: int, seconds: float | None = None) -> CallbackPace:
+    """seconds: the measured duration of a callback."""
+    pace = CallbackPace(at_once, timedelta(seconds=55))
+    if seconds is not None:
+        pace.measure(seconds)
     return pace
 
 
@@ -117,13 +118,17 @@ def test_whatever_is_due_is_claimed_by_so_many_claims_as_its_work_needs(
 ) -> None:
     names = [f"d{number:02}" for number in range(len(due))]
     called = {name for name, is_so in zip(names, is_called, strict=False) if is_so}
-    pace = pace_of(1, seconds, called)
     permits_of = dict(zip(names, own, strict=False))
-    scheduler = Scheduler(names, permits=1, permits_in_all=in_all, permits_of=permits_of, pace=pace)
+    scheduler = Scheduler(
+        names,
+        Destinations(
+            permits=1, permits_in_all=in_all, permits_of=permits_of, pace=pace_of(1, seconds), called_back=called
+        ),
+    )
     finite = sum(count for count in due if count < BACKLOG)
     most = 10 + (lasts + 1) * 4 * (len(names) + finite)
 
-    claims = claims_until_done(scheduler, pace, Queue(dict(zip(names, due, strict=True)), order, lasts), called, most)
+    claims = claims_until_done(scheduler, Queue(dict(zip(names, due, strict=True)), order, lasts), called, most)
 
     assert claims < most
 
@@ -134,79 +139,84 @@ def test_whatever_is_due_is_claimed_by_so_many_claims_as_its_work_needs(
 def test_one_due_entry_of_the_last_of_many_with_callbacks_is_claimed(count: int, at_once: int, order: Order) -> None:
     """With the assumed duration of a callback: nothing was measured yet, and only a claim can change that."""
     names = [f"d{number:03}" for number in range(count)]
-    pace = CallbackPace(at_once, timedelta(seconds=55), destinations=names)
-    scheduler = Scheduler(names, permits=100, permits_in_all=1000, pace=pace)
+    destinations = Destinations(permits=100, permits_in_all=1000, pace=pace_of(at_once), called_back=names)
+    scheduler = Scheduler(names, destinations)
     queue = Queue({names[-1]: 1}, order, lasts=0)
 
-    claims = claims_until_done(scheduler, pace, queue, set(names), most=100)
+    claims = claims_until_done(scheduler, queue, set(names), most=100)
 
     assert claims <= -(-count // MAX_DESTINATIONS)
 
 
 def test_destinations_with_callbacks_get_no_more_than_the_pace_leaves() -> None:
     names = {f"d{number:02}" for number in range(30)}
-    pace = CallbackPace(4, timedelta(seconds=55), destinations=names)
-    scheduler = Scheduler([*names, "crm"], permits=100, permits_in_all=1000, pace=pace)
+    pace = pace_of(4)
+    scheduler = Scheduler([*names, "crm"], Destinations(permits=100, permits_in_all=1000, pace=pace, called_back=names))
 
-    quotas = scheduler.take(0)
+    quotas = scheduler.next_quotas(0)
 
     assert max_callbacks(quotas) == pace.max_entries
     assert {quota.destination for quota in quotas} == {*names, "crm"}
-    assert {quota.destination for quota in scheduler.take(0)} == {"crm"}, "the other claim may bring as many callbacks"
-    scheduler.found(quotas, [])
-    assert {quota.destination for quota in scheduler.take(0)} == {*names, "crm"}
+    assert {quota.destination for quota in scheduler.next_quotas(0)} == {"crm"}, (
+        "the other claim may bring as many callbacks"
+    )
+    scheduler.note_claim(quotas, [])
+    assert {quota.destination for quota in scheduler.next_quotas(0)} == {*names, "crm"}
 
 
 def test_a_round_lasts_while_those_that_waited_for_callbacks_can_be_asked() -> None:
-    pace = CallbackPace(1, timedelta(seconds=55), destinations={"bank"})
-    scheduler = Scheduler(["bank"], permits=10, permits_in_all=100, pace=pace)
+    pace = pace_of(1)
+    destinations = Destinations(permits=10, permits_in_all=100, pace=pace, called_back={"bank"})
+    scheduler = Scheduler(["bank"], destinations)
     scheduler.begin_round()
-    pace.reserve("mail", pace.max_entries)
+    destinations.reserve_callbacks("mail", pace.max_entries)
 
-    assert scheduler.take(0) == []
+    assert scheduler.next_quotas(0) == []
     assert scheduler.all_asked, "nothing can be asked now"
-    pace.give_back("mail", pace.max_entries)
+    destinations.release_callbacks("mail", pace.max_entries)
     assert not scheduler.all_asked
-    assert [quota.destination for quota in scheduler.take(0)] == ["bank"]
+    assert [quota.destination for quota in scheduler.next_quotas(0)] == ["bank"]
     assert scheduler.all_asked
 
 
 def test_many_shut_destinations_do_not_keep_an_open_one_waiting() -> None:
-    shut = {f"a{number}": 9.0 for number in range(10 * MAX_DESTINATIONS)}
-    scheduler = Scheduler([*shut, "z"], permits=1, permits_in_all=100, shut_until=shut)
+    shut = [f"a{number}" for number in range(10 * MAX_DESTINATIONS)]
+    scheduler = Scheduler([*shut, "z"], Destinations(permits=1, permits_in_all=100))
+    for name in shut:
+        scheduler.destinations.of[name].shut_until = 9.0
 
-    assert [quota.destination for quota in scheduler.take(0)] == ["z"]
+    assert [quota.destination for quota in scheduler.next_quotas(0)] == ["z"]
 
 
 def test_the_destinations_of_a_failed_claim_are_asked_first() -> None:
-    scheduler = Scheduler([f"d{number:03}" for number in range(150)], permits=1, permits_in_all=1000)
-    failed = scheduler.take(0)
+    scheduler = Scheduler([f"d{number:03}" for number in range(150)], Destinations(permits=1, permits_in_all=1000))
+    failed = scheduler.next_quotas(0)
 
-    scheduler.give_all_back(failed)
+    scheduler.release(failed)
 
-    assert [quota.destination for quota in scheduler.take(0)] == [quota.destination for quota in failed]
+    assert [quota.destination for quota in scheduler.next_quotas(0)] == [quota.destination for quota in failed]
 
 
 def test_hints_for_one_destination_do_not_keep_the_others_waiting() -> None:
-    scheduler = Scheduler(["busy", "crm"], permits=4000, permits_in_all=500)
+    scheduler = Scheduler(["busy", "crm"], Destinations(permits=4000, permits_in_all=500))
     queue = Queue({"busy": BACKLOG, "crm": 1}, one_by_one, lasts=0)
 
     for _ in range(3):
-        scheduler.meet(["busy"])
+        scheduler.hint(["busy"])
         scheduler.begin_round()
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         entries = queue.claim(quotas)
-        scheduler.found(quotas, entries)
+        scheduler.note_claim(quotas, entries)
         for entry in entries:
-            scheduler.give_back(entry)
+            scheduler.destinations.release(entry)
 
     assert queue.served == {"busy", "crm"}
 
 
 def test_hinted_destinations_are_named_in_the_order_of_their_hints() -> None:
     turns = Turns([])
-    turns.meet(["m"])
-    turns.meet(["z", "a"])
+    turns.hint(["m"])
+    turns.hint(["z", "a"])
 
     assert list(turns.next(with_held=True)) == ["m", "a", "z"]
 
@@ -221,13 +231,13 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, m
         {}, concurrency=10, max_in_flight=max_in_flight, clock=lambda: 0.0, wake=lambda database: None
     )
     schedulers = {
-        database: SharingScheduler(
-            Share(database, shared, Surveys()),
-            timedelta(minutes=1),
+        database: Scheduler(
             names,
-            permits=10,
-            permits_in_all=max_in_flight,
-            shut_until={},
+            Destinations(
+                permits=10,
+                permits_in_all=max_in_flight,
+                share=Share(database, shared, Surveys(), timedelta(minutes=1)),
+            ),
         )
         for database in "ab"
     }
@@ -236,14 +246,14 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, m
 
     while most and not all(queue.is_done for queue in queues.values()):
         most -= 1
-        quotas = {database: scheduler.take(0) for database, scheduler in schedulers.items()}
+        quotas = {database: scheduler.next_quotas(0) for database, scheduler in schedulers.items()}
         for database, scheduler in schedulers.items():
             entries = queues[database].claim(quotas[database])
-            scheduler.found(quotas[database], entries)
+            scheduler.note_claim(quotas[database], entries)
             for entry in entries:
                 shared.begin(database, entry.destination)
                 shared.end(database, entry.destination)
-                scheduler.give_back(entry)
+                scheduler.destinations.release(entry)
 
     assert most
 
@@ -266,30 +276,30 @@ def test_a_database_that_finds_the_total_used_up_is_woken_when_a_send_ends() -> 
 def test_each_destination_with_stored_ends_is_asked(count: int, in_all: int, is_called: bool) -> None:
     """No claim brings anything, and one sweep follows the other."""
     names = [f"d{number:03}" for number in range(count)]
-    pace = CallbackPace(1, timedelta(seconds=55), destinations=names if is_called else ())
-    pace.measure(30.0)
-    scheduler = Scheduler(["home"], permits=1, permits_in_all=in_all, pace=pace)
+    called = names if is_called else ()
+    destinations = Destinations(permits=1, permits_in_all=in_all, pace=pace_of(1, 30.0), called_back=called)
+    scheduler = Scheduler(["home"], destinations)
     asked: set[str] = set()
 
     for _ in range(2 * count):
         scheduler.learn(names, known=names)
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         asked |= {quota.destination for quota in quotas if quota.known}
-        scheduler.found(quotas, [])
+        scheduler.note_claim(quotas, [])
 
     assert asked == set(names)
 
 
 def test_a_round_asks_each_destination_with_stored_ends() -> None:
     names = [f"d{number:03}" for number in range(1000)]
-    scheduler = Scheduler(["home"], permits=1, permits_in_all=1000)
+    scheduler = Scheduler(["home"], Destinations(permits=1, permits_in_all=1000))
     scheduler.learn(names, known=names)
     asked: set[str] = set()
 
     while not scheduler.all_asked:
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         asked |= {quota.destination for quota in quotas if quota.known}
-        scheduler.found(quotas, [])
+        scheduler.note_claim(quotas, [])
 
     assert asked == set(names)
 
@@ -306,21 +316,21 @@ def brought_by(quotas: Sequence[Quota]) -> list[ClaimedEntry]:
 @pytest.mark.parametrize("in_all", [1, 10, 249, 1000])
 @pytest.mark.parametrize("decided", [1, 4, 30, 1000])
 def test_decisions_and_sends_get_every_other_claim(decided: int, in_all: int) -> None:
-    scheduler = Scheduler(["crm"], permits=10, permits_in_all=in_all)
+    scheduler = Scheduler(["crm"], Destinations(permits=10, permits_in_all=in_all))
     scheduler.learn(["crm"], known=["crm"])
     sent, left, claims = 0, decided, 0
 
     while left:
-        quotas = scheduler.take(0)
+        quotas = scheduler.next_quotas(0)
         brought = brought_by(quotas)
         if quotas[0].known:
             brought = brought[:left]
             left -= len(brought)
         else:
             sent += len(brought)
-        scheduler.found(quotas, brought)
+        scheduler.note_claim(quotas, brought)
         for entry in brought:
-            scheduler.give_back(entry)
+            scheduler.destinations.release(entry)
         claims += 1
         assert sent >= claims // 2 * min(5, in_all)
 
@@ -330,13 +340,13 @@ def test_decisions_and_sends_get_every_other_claim(decided: int, in_all: int) ->
 @pytest.mark.parametrize("in_all", [1, 10, 249, 1000])
 def test_sends_that_hang_keep_no_permit_from_decisions_nor_decisions_from_sends(in_all: int) -> None:
     names = [f"d{number:04}" for number in range(in_all)]
-    scheduler = Scheduler(names, permits=1, permits_in_all=in_all)
+    scheduler = Scheduler(names, Destinations(permits=1, permits_in_all=in_all))
     scheduler.learn(names, known=["d0000"])
     sending, known = 0, 0
 
-    while quotas := scheduler.take(0):
+    while quotas := scheduler.next_quotas(0):
         brought = brought_by(quotas)
-        scheduler.found(quotas, brought)  # no entry ends
+        scheduler.note_claim(quotas, brought)  # no entry ends
         known += sum(entry.is_known for entry in brought)
         sending += sum(not entry.is_known for entry in brought)
 

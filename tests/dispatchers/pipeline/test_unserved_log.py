@@ -13,7 +13,7 @@ import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_lag
-from dispatchers.pipeline.unserved_log import MAX_OPERATIONS, REPORT_SECONDS, UnservedLog
+from dispatchers.pipeline.routing import MAX_OPERATIONS, UNSERVED_REPORT_SECONDS, UnservedLog
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry
 
@@ -44,11 +44,11 @@ def test_after_a_minute_it_is_logged_again_with_how_many_there_were(caplog: pyte
     reports = UnservedLog(lambda: now)
     first, second = unserved(), unserved()
     for entry in (first, second, first, second, unserved()):
-        reports.leave(entry, "no adapter serves it")
-    reports.leave(unserved("mail.send"), "no adapter serves it")
+        reports.log_skipped(entry, "no adapter serves it")
+    reports.log_skipped(unserved("mail.send"), "no adapter serves it")
 
-    now += REPORT_SECONDS
-    reports.leave(first, "no adapter serves it")
+    now += UNSERVED_REPORT_SECONDS
+    reports.log_skipped(first, "no adapter serves it")
 
     assert logged(caplog) == [
         f"entry {first.id} (crm.upsert) waits: no adapter serves it",
@@ -62,7 +62,7 @@ def test_operations_without_number_do_not_fill_the_memory() -> None:
     reports = UnservedLog(lambda: 0.0)
 
     for number in range(3 * MAX_OPERATIONS):
-        reports.leave(unserved(f"crm.n{number}"), "no adapter serves it")
+        reports.log_skipped(unserved(f"crm.n{number}"), "no adapter serves it")
 
     assert len(reports._reports) <= MAX_OPERATIONS
 

@@ -37,7 +37,7 @@ async def each_is_sent(database: Database, enqueue: Callable[[int], UUID]) -> No
 
 def passes_over(working: Dispatcher, operation: str) -> None:
     """As after it has met an entry of the operation: it claims no other one, and hands none back."""
-    working._loops._scheduler.pass_over(operation, operation.partition(".")[0])
+    working._loops._scheduler.skip_operation(operation, operation.partition(".")[0])
 
 
 # --- a hint of another process

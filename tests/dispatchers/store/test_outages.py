@@ -226,7 +226,7 @@ def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
             working = dispatcher(engine, ob, adapters={"crm": service})
             stopping = asyncio.Event()
             pump = asyncio.create_task(working.pump(stopping))
-            await until_true(lambda: len(working._loops._sender) == 20)
+            await until_true(lambda: len(working._loops._workers) == 20)
             between.refuse()
             before = tries
             released.set()

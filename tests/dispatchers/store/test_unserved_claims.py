@@ -13,6 +13,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.decide import CANCELLED_DELAY
+from dispatchers.pipeline.destinations import Destinations
 from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Scheduler
 from dispatchers.stored_outcome import Known, write_outcome
 from outbox.sql.schema.tables import SCHEMA_VERSION
@@ -140,12 +141,12 @@ def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
 
 
 def test_a_destination_with_unserved_entries_is_read_whole_only_at_times() -> None:
-    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
-    scheduler.pass_over("crm.gone", "crm")
+    scheduler = Scheduler(["crm"], Destinations(permits=10, permits_in_all=100))
+    scheduler.skip_operation("crm.gone", "crm")
 
     def asked(now: float) -> timedelta | None:
-        (quota,) = scheduler.take(now)
-        scheduler.found([quota], [])
+        (quota,) = scheduler.next_quotas(now)
+        scheduler.note_claim([quota], [])
         return quota.recent
 
     seen = [asked(100.0), asked(101.0), asked(100.0 + UNSERVED_SECONDS)]
@@ -154,32 +155,32 @@ def test_a_destination_with_unserved_entries_is_read_whole_only_at_times() -> No
 
 
 def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
-    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
+    scheduler = Scheduler(["crm"], Destinations(permits=10, permits_in_all=100))
 
     assert scheduler.unserved is None
     for now in (100.0, 101.0):
-        (quota,) = scheduler.take(now)
-        scheduler.found([quota], [])
+        (quota,) = scheduler.next_quotas(now)
+        scheduler.note_claim([quota], [])
         assert quota.recent is None
 
 
 def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
-    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
-    (early,) = scheduler.take(100.0)  # before anything unserved was met
-    scheduler.pass_over("crm.gone", "crm")
-    scheduler.give_all_back([early])
-    (failed,) = scheduler.take(100.0)
-    scheduler.give_all_back([failed])
+    scheduler = Scheduler(["crm"], Destinations(permits=10, permits_in_all=100))
+    (early,) = scheduler.next_quotas(100.0)  # before anything unserved was met
+    scheduler.skip_operation("crm.gone", "crm")
+    scheduler.release([early])
+    (failed,) = scheduler.next_quotas(100.0)
+    scheduler.release([failed])
 
-    (quota,) = scheduler.take(101.0)
+    (quota,) = scheduler.next_quotas(101.0)
     assert quota.recent is None
 
 
 def test_a_claim_from_before_anything_unserved_is_no_full_read() -> None:
-    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
-    (early,) = scheduler.take(100.0)
-    scheduler.pass_over("crm.gone", "crm")
-    scheduler.found([early], [])
+    scheduler = Scheduler(["crm"], Destinations(permits=10, permits_in_all=100))
+    (early,) = scheduler.next_quotas(100.0)
+    scheduler.skip_operation("crm.gone", "crm")
+    scheduler.note_claim([early], [])
 
-    (quota,) = scheduler.take(101.0)
+    (quota,) = scheduler.next_quotas(101.0)
     assert quota.recent is None

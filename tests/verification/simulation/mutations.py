@@ -14,14 +14,12 @@ from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Deferred, Outcome
 from dispatchers.flow_control.quota import Quota
-from dispatchers.pipeline import sender, triage
-from dispatchers.pipeline.attempts import Attempts
-from dispatchers.pipeline.batch import Batch
-from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline import triage
+from dispatchers.pipeline.attempt import Attempt, Batch
 from dispatchers.pipeline.claim_loops import ClaimLoops
-from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.destinations import CallbackPace, Destination, Destinations
+from dispatchers.pipeline.scheduler import Turns
 from dispatchers.pipeline.triage import Triage
-from dispatchers.pipeline.turns import Turns
 from dispatchers.transitions import ClaimedEntry, Release, RetryCallback, Settle, Transition
 from simulation import scenario
 from simulation.database import AppSession, Database, RemoteStore, Transaction
@@ -88,9 +86,9 @@ def without_a_deadline(original: Any, *arguments: Any) -> Transition | None:
     return None if isinstance(refusal, Release) else refusal
 
 
-def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
+def sorted_late(original: Any, working: Triage, claimed: Any, claimed_at: float) -> Any:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
-    original(self, [(entry, route, step, self._clock()) for entry, route, step, _ in claims])
+    return original(working, claimed, working._context.clock())
 
 
 def sorted_without(name: str) -> Any:
@@ -107,8 +105,11 @@ def left_as_not_sent(original: Any, batch: Batch, outcome: Outcome) -> None:
     original(batch, Deferred("the call ended without its outcome"))
 
 
-def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
-    working._decide_unsent(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
+def failed_for_want_of_an_adapter(original: Any, working: Triage, entry: ClaimedEntry, route: Any) -> None:
+    if route is None:
+        working._end(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
+    else:
+        original(working, entry, route)
 
 
 # --- settling
@@ -155,15 +156,15 @@ def cancelled_despite_a_lease(store: ReferenceStore, row: Row) -> bool:
 def callbacks_reserved_for_the_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each quota takes as much of the total as it asks for; who finds nothing left has had its turn."""
 
-    def free(original: Any, pace: CallbackPace, destination: str) -> int:
-        return min(original(pace, destination), pace.free_in_all)
+    def free_of(original: Any, pace: CallbackPace, destination: Destination) -> int:
+        return min(original(pace, destination), pace.free)
 
-    def reserved(original: Any, scheduler: Scheduler, quota: Quota) -> Any:
+    def reserved(original: Any, destinations: Destinations, quota: Quota) -> Any:
         called = None if quota.called_back is None else quota.permits
-        return original(scheduler, quota._replace(called_back=called))
+        return original(destinations, quota._replace(called_back=called))
 
-    around(CallbackPace, "free", free)(monkeypatch)
-    around(Scheduler, "_reserved", reserved)(monkeypatch)
+    around(CallbackPace, "free_of", free_of)(monkeypatch)
+    around(Destinations, "reserve_quota", reserved)(monkeypatch)
     without(Turns, "hold", lambda turns, name: None)(monkeypatch)
 
 
@@ -183,12 +184,12 @@ GUARDS: dict[str, Patch] = {
     "the pin changes after a possible send": around(ReferenceStore, "_lease", pinned_again),
     "what a batch leaves without an outcome counts as not sent": around(Batch, "end_with", left_as_not_sent),
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
-    "the lease is not checked before the call": around(Attempts, "refusal", without_a_deadline),
-    "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
+    "the lease is not checked before the call": around(Attempt, "refusal", without_a_deadline),
+    "the lease is measured from the claim's answer": around(Triage, "sort", sorted_late),
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
     "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
-    "an entry without an adapter fails": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
+    "an entry without an adapter fails": around(Triage, "_skip", failed_for_want_of_an_adapter),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "a release without an attempt counts as an attempt": moving(Release, uncounted=0),
