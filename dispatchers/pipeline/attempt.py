@@ -55,8 +55,8 @@ class Deadline:
 
     def forgive(self) -> None:
         """Let the task continue after what the deadline has cancelled."""
-        if self.has_passed and self.task is not None:
-            self.has_passed = False
+        self.has_passed = False
+        if self.task is not None:
             self.task.uncancel()
 
     def no_answer(self, route: Route) -> Unknown:
@@ -183,7 +183,7 @@ class Attempt:
 
     async def _send(self, delivery: Delivery, deadline: Deadline) -> Transition:
         began = self._context.clock()
-        self.outcome = storable(await self._traced(self.route.send, delivery, deadline))
+        self.outcome = storable(await self._answer(self.route.send, delivery, deadline))
         self._note(self.outcome, began)
         return self._after_send(self.outcome)
 
@@ -191,38 +191,31 @@ class Attempt:
         began = self._context.clock()
         age = self._database_now() - self.entry.created_at
         delivery = delivery._replace(attempt=self.entry.attempts, age=age)
-        answer = await self._traced(self.route.find, delivery, deadline)
+        answer = await self._answer(self.route.find, delivery, deadline)
         finding = CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
         self._note(finding, began)
         return self._after_lookup(step, finding)
 
-    async def _traced(self, ask: Callable[[Delivery], Any], delivery: Delivery, deadline: Deadline) -> Any:
-        """The adapter's answer, in a span if there is a trace."""
-        trace = self._context.activity.trace
-        if trace is None:
-            return await self._answer(ask, delivery, deadline)
-        delivery, end_span = trace.attempt(delivery, self.entry, is_lookup=isinstance(self.step, Lookup))
-        result = None
-        try:
-            answer = await self._answer(ask, delivery, deadline)
-            result = result_of(answer)
-            return answer
-        finally:
-            end_span(result)
-
     async def _answer(self, ask: Callable[[Delivery], Any], delivery: Delivery, deadline: Deadline) -> Any:
         """The adapter's answer; `Unknown` after an exception, which proves nothing about the remote service."""
+        trace = self._context.activity.trace
+        if trace is not None:
+            delivery, self._end_span = trace.attempt(delivery, self.entry, is_lookup=isinstance(self.step, Lookup))
         try:
-            return await ask(delivery)
-        except asyncio.CancelledError:
-            if not deadline.alone_cancelled:
-                raise
-            return deadline.no_answer(self.route)
+            answer = await ask(delivery)
         except (Exception, BaseExceptionGroup, SystemExit) as error:
             text = "the adapter of %r raised for entry %s: this counts as no answer"
             log.exception(text, self.route.name, self.entry.id)
             self._context.activity.errors.report("adapter", error, self.entry)
-            return Unknown(f"the adapter raised {type(error).__name__}")
+            answer = Unknown(f"the adapter raised {type(error).__name__}")
+        except BaseException as error:
+            if not (isinstance(error, asyncio.CancelledError) and deadline.alone_cancelled):
+                self._finish_span(None)
+                raise
+            answer = deadline.no_answer(self.route)
+        if self._end_span is not None:
+            self._finish_span(result_of(answer))
+        return answer
 
     # --- in a batch
 

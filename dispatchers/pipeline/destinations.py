@@ -330,21 +330,23 @@ class Destinations:
         """
         name, share = attempt.entry.destination, self.share
         is_closed = share is None or share.limits.may_begin(name, attempt.entry.lease_token)
-        begins = is_closed and self.is_free(name)
+        begins, destination = is_closed and self.is_free(name), self.of[name]
         if begins:
-            self.of[name].sending += 1
+            destination.sending += 1
         else:
-            self._waiting[name] = destination = self.of[name]
             destination.waiting.append(attempt)
+            self._waiting[name] = destination
         if share is not None:
             (share.limits.begin if begins else share.limits.wait)(share.database, name)
         return begins
 
-    def end(self, name: str) -> None:
-        """Note that a send to this destination has ended."""
-        self.of[name].sending -= 1
+    def end(self, name: str) -> bool:
+        """Note that a send to this destination has ended. Returns whether attempts wait for its permit."""
+        destination = self.of[name]
+        destination.sending -= 1
         if self.share is not None:
             self.share.limits.end(self.share.database, name)
+        return bool(destination.waiting)
 
     @property
     def sending(self) -> dict[str, int]:

@@ -88,7 +88,7 @@ class FlowMonitor:
         if destination.flow_state is None and name not in self._news and isinstance(outcome, Delivered):
             return
         news = news_of(outcome, name)
-        if destination.probe == entry.lease_token:
+        if destination.probe is not None and destination.probe == entry.lease_token:
             news = news._replace(probe=destination.probe, passed=not news.failures)
             destination.probe = None
         self._record(destination, news)
@@ -100,19 +100,17 @@ class FlowMonitor:
         use the rate up again and again, and another one that may send it would never claim it. An entry whose end was known
         before its claim has used nothing.
         """
-        if not entry.is_known:
-            self._end_send(entry, was_released=was_released)
         if self._share is not None:
             self._share.limits.end_probe(entry.destination, entry.lease_token)
-
-    def _end_send(self, entry: ClaimedEntry, *, was_released: bool) -> None:
+        if entry.is_known:
+            return
         destination = self._of[entry.destination]
         if was_released and limits_of(self._limits, entry.destination).rate is not None:
             self._record(destination, News(unsent={entry.leased_at: 1}))
-        if destination.probe == entry.lease_token:
+        if destination.probe is not None and destination.probe == entry.lease_token:
             destination.probe = None
             self._record(destination, News(probe=entry.lease_token))
-        if entry.lease_token in destination.shared_sends:
+        if destination.shared_sends and entry.lease_token in destination.shared_sends:
             self._free_permit(destination, entry.lease_token)
 
     def _free_permit(self, destination: Destination, token: UUID) -> None:

@@ -169,7 +169,8 @@ class Workers:
                             await attempt.run(deadline)
                         finally:
                             self._end(attempt)
-                    deadline.forgive()
+                    if deadline.has_passed:
+                        deadline.forgive()
                 deadline.at, worker.doing = IDLE, None
                 work_on(None)
                 worker.wake = loop.create_future()
@@ -202,10 +203,8 @@ class Workers:
 
     def _end(self, attempt: Attempt) -> None:
         self._finish(attempt)
-        name = attempt.entry.destination
-        self._destinations.end(name)
-        if name in self._destinations.waiting:
-            self._follow(name)
+        if self._destinations.end(attempt.entry.destination):
+            self._follow(attempt.entry.destination)
 
     def _end_in_batch(self, attempt: Attempt) -> None:
         self._end(attempt)
