@@ -280,6 +280,6 @@ def test_a_destination_without_entries_is_forgotten_unless_it_is_in_use() -> Non
     scheduler.learn([])
 
     assert sorted(scheduler.destinations.of) == ["sending", "shut", "stripe"]
-    scheduler.destinations.release("sending")
+    scheduler.destinations.release(claimed("sending"))
     scheduler.learn([])
     assert sorted(scheduler.destinations.of) == ["shut", "stripe"]
