@@ -3,7 +3,7 @@
     app.mount("/outbox", Dashboard(os.environ["DATABASE_URL"], authenticate=operator_of))
 
 Everything that it shows or decides is a function in `dispatchers.admin`. `views.py` and `actions.py` hold what a page needs:
-one registration gives the page, the JSON answer and its part of the OpenAPI document. `pages/` holds the registrations.
+one line gives the page, the JSON answer and its part of the OpenAPI document. `pages/` holds the registrations.
 """
 
 from outbox.extras import missing

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -11,7 +11,7 @@ from dispatchers.admin.decide.again import why_no_keys
 from dispatchers.admin.decide.entry_version import what_changed
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.failures import Failure
-from dispatchers.dashboard.views import Context
+from dispatchers.dashboard.views import Context, summary_of
 from outbox.configuration import Configuration
 
 VERSION = "The entry's `version`, as its view returned it: the decision is refused if the entry has changed since."
@@ -31,29 +31,40 @@ class DecidingInBatches(Context):
     engine: Engine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One action of the dashboard.
+    """One action of the dashboard: a form, and a POST of the JSON API.
 
     path: below the dashboard's prefix; the JSON API has it at `/api` and this path.
-    form: the dataclass of its parameters, those of the path included.
-    run: decides, and returns an instance of `result`, which the JSON API answers with. It raises for what it refuses.
+    run: decides, and returns what the JSON API answers with. It raises for what it refuses. Its annotations name the dataclass of
+        the parameters, those of the path included, and that of the answer; its docstring begins with the summary.
     done: what the page reports after it.
-    template: if given, the form is answered by this page, with the result as `result`; else by a redirect to the page that it
+    template: if given, the form is answered by this page, with the answer as `result`; else by a redirect to the page that it
         came from.
     in_batches: whether `run` makes its own transactions; then it gets a `DecidingInBatches`.
     """
 
-    name: str
-    path: str
-    summary: str
-    form: type
-    run: Callable[[Any, Any], Any]
-    result: type
-    done: str
-    role: Role = Role.OPERATOR
-    template: str | None = None
-    in_batches: bool = False
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        run: Callable[[Any, Any], Any],
+        *,
+        done: str = "",
+        role: Role = Role.OPERATOR,
+        template: str | None = None,
+        in_batches: bool = False,
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.run = run
+        self.done = done
+        self.role = role
+        self.template = template
+        self.in_batches = in_batches
+        self.summary = summary_of(run, name)
+        hints = get_type_hints(run)
+        self.form: type = hints["form"]
+        self.result: type = hints["return"]
 
 
 def require_alone(deciding: Context, decision: str) -> None:

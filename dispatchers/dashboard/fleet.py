@@ -21,7 +21,7 @@ from dispatchers.dashboard.app import API, Dashboard, as_json_response
 from dispatchers.dashboard.failures import failure_of
 from dispatchers.dashboard.pages import overview
 from dispatchers.dashboard.parameters import Nothing
-from dispatchers.dashboard.views import View
+from dispatchers.dashboard.views import Reading, View
 from dispatchers.dashboard.waiting import on_thread
 from outbox.errors import ConfigurationError
 
@@ -105,15 +105,12 @@ class FleetDashboard:
         )
 
 
-ALL = View(
-    name="databases",
-    path="/databases",
-    title="Databases",
-    summary="Show what waits in every database of the fleet",
-    read=lambda reading, query: None,
-    result=DatabaseSummaries,
-    template="databases.html",
-)
+def _read_none(reading: Reading, query: Nothing) -> DatabaseSummaries:
+    """Show what waits in every database of the fleet."""
+    raise NotImplementedError  # `summaries` reads all of them
+
+
+ALL = View("databases", _read_none)
 
 
 class _Member(Dashboard):

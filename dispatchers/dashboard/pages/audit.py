@@ -35,7 +35,7 @@ class AuditLogPage:
 
 
 def read(reading: Reading, query: AuditQuery) -> AuditLogPage:
-    """A page of the audit log, the newest decision first."""
+    """List the decisions of operators, the newest first."""
     wanted = AuditFilter(actor=query.actor, action=query.action, target=query.target, since=query.since)
     after = None if query.after is None else _place(query.after)
     page = read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=after)
@@ -49,14 +49,4 @@ def _place(text: str) -> tuple[datetime, int]:
         raise Failure(422, "invalid", f"after: {error}", "after") from None
 
 
-VIEW = View(
-    name="audit",
-    path="/audit",
-    title="Audit log",
-    summary="List the decisions of operators, the newest first",
-    query=AuditQuery,
-    read=read,
-    result=AuditLogPage,
-    template="audit.html",
-    is_live=False,
-)
+VIEW = View("audit", read, title="Audit log", is_live=False)

@@ -116,7 +116,7 @@ def _choices(query: BulkQuery) -> dict[str, list[str]]:
 
 
 def read(reading: Reading, query: BulkQuery) -> BulkPage:
-    """The sentence and the count of a decision in bulk, or the decisions."""
+    """Count what a decision in bulk would change, and say it in a sentence."""
     connection, tables = reading.connection, reading.tables
     empty = BulkPage(at=database_now(connection), states=_choices(query))
     if "again" in empty.states:
@@ -174,14 +174,9 @@ def _moment(when: datetime | timedelta | None) -> str | None:
 
 
 VIEW = View(
-    name="bulk",
-    path="/bulk",
+    "bulk",
+    read,
     title="Decide for all that match",
-    summary="Count what a decision in bulk would change, and say it in a sentence",
-    query=BulkQuery,
-    read=read,
-    result=BulkPage,
-    template="bulk.html",
     role=Role.OPERATOR,
     in_navigation=False,
     is_live=False,
@@ -231,7 +226,7 @@ class BulkDone:
 
 
 def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
-    """Decide about the first of the entries, for some seconds, in short transactions."""
+    """Decide about the entries that the view has counted, for about two seconds; returns those that are left."""
     require_alone(deciding, form.decision)
     entries = tuple(dict.fromkeys(form.entries))  # a program may send one twice
     if len(entries) > MAX_MATCHING:
@@ -280,7 +275,7 @@ def _skipped_of(given: Any) -> Mapping[str, int]:
 
 
 def propose(deciding: Deciding, form: CountedForm) -> Proposal:
-    """Store the decision, for another operator to confirm."""
+    """Propose the decision about the entries that the view has counted, for another operator to confirm."""
     connection, at = deciding.connection, form.counted_at
     wanted, decision = _about(deciding, connection, form, form.decision, form.reason)
     seen_at = None if at is None else instant_of(at, database_now(connection))
@@ -288,24 +283,6 @@ def propose(deciding: Deciding, form: CountedForm) -> Proposal:
 
 
 ACTIONS = (
-    Action(
-        name="decide-in-bulk",
-        path="/bulk/decide",
-        summary="Decide about the entries that the view has counted, for about two seconds; returns those that are left",
-        form=BulkForm,
-        run=run,
-        result=BulkDone,
-        done="",
-        template="bulk_result.html",
-        in_batches=True,
-    ),
-    Action(
-        name="propose-in-bulk",
-        path="/bulk/propose",
-        summary="Propose the decision about the entries that the view has counted, for another operator to confirm",
-        form=CountedForm,
-        run=propose,
-        result=Proposal,
-        done=PROPOSED,
-    ),
+    Action("decide-in-bulk", "/bulk/decide", run, template="bulk_result.html", in_batches=True),
+    Action("propose-in-bulk", "/bulk/propose", propose, done=PROPOSED),
 )

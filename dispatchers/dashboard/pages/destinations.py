@@ -25,7 +25,7 @@ class DestinationsPage:
 
 
 def read(reading: Reading, query: Nothing) -> DestinationsPage:
-    """The destinations with unsettled entries, or that were throttled once."""
+    """List the destinations with their backlog and their throttling."""
     found = read_destinations(reading.connection, reading.tables)
     sent = read_throughput(reading.connection, reading.tables).destinations
     shown = most_urgent(found.destinations)
@@ -33,15 +33,7 @@ def read(reading: Reading, query: Nothing) -> DestinationsPage:
     return DestinationsPage(at=found.at, destinations=shown, destinations_in_all=len(found.destinations), sent=own)
 
 
-VIEW = View(
-    name="destinations",
-    path="/destinations",
-    title="Destinations",
-    summary="List the destinations with their backlog and their throttling",
-    read=read,
-    result=DestinationsPage,
-    template="destinations.html",
-)
+VIEW = View("destinations", read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +54,20 @@ class Throttled:
 
 
 def _pause(deciding: Deciding, form: Throttling) -> Throttled:
+    """Pause a destination: nothing is sent to it until it is resumed."""
     actor = deciding.identity.name
     decisions.pause(deciding.connection, deciding.tables, form.name, actor=actor, reason=form.reason)
     return Throttled(name=form.name, decision="pause", actor=actor)
 
 
 def _resume(deciding: Deciding, form: Throttling) -> Throttled:
+    """Resume a destination: end its pause and cooldown, and close its circuit breaker."""
     actor = deciding.identity.name
     decisions.resume(deciding.connection, deciding.tables, form.name, actor=actor, reason=form.reason)
     return Throttled(name=form.name, decision="resume", actor=actor)
 
 
 ACTIONS = (
-    Action(
-        name="pause",
-        path="/destinations/pause",
-        summary="Pause a destination: nothing is sent to it until it is resumed",
-        form=Throttling,
-        run=_pause,
-        result=Throttled,
-        done="The destination is paused. Sends that are under way end.",
-    ),
-    Action(
-        name="resume",
-        path="/destinations/resume",
-        summary="Resume a destination: end its pause and cooldown, and close its circuit breaker",
-        form=Throttling,
-        run=_resume,
-        result=Throttled,
-        done="The destination is resumed.",
-    ),
+    Action("pause", "/destinations/pause", _pause, done="The destination is paused. Sends that are under way end."),
+    Action("resume", "/destinations/resume", _resume, done="The destination is resumed."),
 )

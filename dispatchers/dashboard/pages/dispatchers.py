@@ -20,18 +20,10 @@ class DispatchersPage:
 
 
 def read(reading: Reading, query: Nothing) -> DispatchersPage:
-    """The dispatchers that report themselves, which `run_once()` does not."""
+    """List the dispatchers that run, and those that died within the hour."""
     now = database_now(reading.connection)
     found = read_dispatchers(reading.connection, reading.tables, now)
     return DispatchersPage(at=now, dispatchers=found, differences=differences(found))
 
 
-VIEW = View(
-    name="dispatchers",
-    path="/dispatchers",
-    title="Dispatchers",
-    summary="List the dispatchers that run, and those that died within the hour",
-    read=read,
-    result=DispatchersPage,
-    template="dispatchers.html",
-)
+VIEW = View("dispatchers", read)

@@ -106,7 +106,7 @@ class EntriesPage:
 
 
 def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
-    """A page of the entries that the filter selects."""
+    """List entries by state, operation, destination or parent."""
     require_readable(reading.identity, query)
     ended = [state for state in query.state if state in ENDED_STATES]
     if ended and (len(ended) < len(query.state) or query.suspended):
@@ -130,13 +130,4 @@ def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
     return EntriesPage(at=page.at, since=page.since, matching=matching, entries=page.entries, next=following)
 
 
-VIEW = View(
-    name="entries",
-    path="/entries",
-    title="Entries",
-    summary="List entries by state, operation, destination or parent",
-    query=EntriesQuery,
-    read=read,
-    result=EntriesPage,
-    template="entries.html",
-)
+VIEW = View("entries", read)

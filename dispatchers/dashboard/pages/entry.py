@@ -68,7 +68,7 @@ class EntryPage(EntryFacts):
 
 
 def read(reading: Reading, query: EntryQuery) -> EntryPage:
-    """Everything that is known about an entry, except what was sent and answered."""
+    """Show one entry: its fields, its history, its siblings and the decisions that are safe now."""
     connection, tables = reading.connection, reading.tables
     found = read_entry(connection, tables, query.id)
     case = next(iter(read_cases(connection, tables, [query.id], found.at)), None)
@@ -115,18 +115,7 @@ def _family(
     return None, read_entries_of_parent(connection, tables, parent)
 
 
-VIEW = View(
-    name="entry",
-    path="/entries/{id}",
-    title="Entry",
-    summary="Show one entry: its fields, its history, its siblings and the decisions that are safe now",
-    query=EntryQuery,
-    read=read,
-    result=EntryPage,
-    template="entry.html",
-    in_navigation=False,
-    decides=True,
-)
+VIEW = View("entry", read, path="/entries/{id}", in_navigation=False, decides=True)
 
 
 # --- decide
@@ -158,7 +147,7 @@ class Decided:
 
 
 def decide(deciding: Deciding, form: DecisionForm) -> Decided:
-    """Record one decision. Raises `DecisionRefused` for one that is not safe now."""
+    """Record a decision about an entry."""
     require_alone(deciding, form.decision)
     require_version(deciding, form.id, form.decision, form.version)
     where = deciding.connection, deciding.tables, form.id
@@ -189,13 +178,7 @@ def decide(deciding: Deciding, form: DecisionForm) -> Decided:
 
 
 DECIDE = Action(
-    name="decide",
-    path="/entries/{id}/decide",
-    summary="Record a decision about an entry",
-    form=DecisionForm,
-    run=decide,
-    result=Decided,
-    done="The decision is recorded. A running dispatcher carries it out.",
+    "decide", "/entries/{id}/decide", decide, done="The decision is recorded. A running dispatcher carries it out."
 )
 
 
@@ -211,21 +194,11 @@ class RevealForm:
 
 
 def show(deciding: Deciding, form: RevealForm) -> SentAndAnswered:
-    """Show an entry's payload, headers and result, and record that in the audit log."""
+    """Reveal what was sent and answered, which is recorded."""
     actor = deciding.identity.name
     return reveal(deciding.connection, deciding.tables, form.id, actor=actor, reason=form.reason)
 
 
-REVEAL = Action(
-    name="reveal",
-    path="/entries/{id}/reveal",
-    summary="Reveal what was sent and answered, which is recorded",
-    form=RevealForm,
-    run=show,
-    result=SentAndAnswered,
-    done="",
-    role=Role.PAYLOAD_READER,
-    template="reveal.html",
-)
+REVEAL = Action("reveal", "/entries/{id}/reveal", show, role=Role.PAYLOAD_READER, template="reveal.html")
 
 ACTIONS = (DECIDE, REVEAL)

@@ -23,21 +23,12 @@ class GroupsQuery:
 
 
 def read(reading: Reading, query: GroupsQuery) -> GroupPage:
-    """A page of ordering groups, by their key."""
+    """List the ordering groups that are blocked, or all."""
     connection, tables = reading.connection, reading.tables
     return list_groups(connection, tables, max_groups=query.limit, after=query.after, only_blocked=not query.every)
 
 
-VIEW = View(
-    name="groups",
-    path="/groups",
-    title="Ordering groups",
-    summary="List the ordering groups that are blocked, or all",
-    query=GroupsQuery,
-    read=read,
-    result=GroupPage,
-    template="groups.html",
-)
+VIEW = View("groups", read, title="Ordering groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +39,11 @@ class GroupQuery:
 
 
 def read_one(reading: Reading, query: GroupQuery) -> GroupDetails:
-    """One ordering group: what blocks it, and the first entries that wait."""
+    """Show one ordering group with the first entries that wait in it."""
     return read_group(reading.connection, reading.tables, query.key)
 
 
-GROUP = View(
-    name="group",
-    path="/group",
-    title="Ordering group",
-    summary="Show one ordering group with the first entries that wait in it",
-    query=GroupQuery,
-    read=read_one,
-    result=GroupDetails,
-    template="group.html",
-    in_navigation=False,
-)
+GROUP = View("group", read_one, title="Ordering group", in_navigation=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +66,7 @@ class GroupReleased:
 
 
 def _release(deciding: Deciding, form: GroupRelease) -> GroupReleased:
+    """Release a blocked ordering group: its next entry is sent."""
     actor, where = deciding.identity.name, (deciding.connection, deciding.tables)
     decisions.release_group(*where, form.key, actor=actor, reason=form.reason, blocked_by=form.blocked_by)
     return GroupReleased(key=form.key, actor=actor)
@@ -92,12 +74,6 @@ def _release(deciding: Deciding, form: GroupRelease) -> GroupReleased:
 
 ACTIONS = (
     Action(
-        name="release-group",
-        path="/groups/release",
-        summary="Release a blocked ordering group: its next entry is sent",
-        form=GroupRelease,
-        run=_release,
-        result=GroupReleased,
-        done="The ordering group is released. Its next entry is due now.",
+        "release-group", "/groups/release", _release, done="The ordering group is released. Its next entry is due now."
     ),
 )

@@ -6,16 +6,8 @@ from dispatchers.dashboard.views import Reading, View
 
 
 def read(reading: Reading, query: Nothing) -> Summary:
-    """Counts up to a limit and estimates above it; rates and durations of the last hour."""
+    """Show what waits, and the rates and durations of the last hour."""
     return read_summary(reading.connection, reading.tables)
 
 
-VIEW = View(
-    name="overview",
-    path="/overview",
-    title="Overview",
-    summary="Show what waits, and the rates and durations of the last hour",
-    read=read,
-    result=Summary,
-    template="overview.html",
-)
+VIEW = View("overview", read)

@@ -36,7 +36,7 @@ class ProposalsPage:
 
 
 def read(reading: Reading, query: Nothing) -> ProposalsPage:
-    """The proposals, the newest first, each with its first entries."""
+    """List the decisions that operators have proposed, the newest first."""
     return _page(reading, read_proposals(reading.connection, reading.tables, rights=rights_of(reading.identity)))
 
 
@@ -51,18 +51,7 @@ def _page(reading: Reading, found: list[Proposal]) -> ProposalsPage:
     )
 
 
-VIEW = View(
-    name="proposals",
-    path="/proposals",
-    title="Proposals",
-    summary="List the decisions that operators have proposed, the newest first",
-    read=read,
-    result=ProposalsPage,
-    template="proposals.html",
-    in_navigation=False,
-    is_live=False,
-    decides=True,
-)
+VIEW = View("proposals", read, in_navigation=False, is_live=False, decides=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +62,15 @@ class ProposalForm:
 
 
 def read_one(reading: Reading, query: ProposalForm) -> ProposalsPage:
-    """One proposal with all of its entries."""
+    """Show one proposal: the whole decision and all of its entries."""
     rights = rights_of(reading.identity)
     return _page(reading, [read_proposal(reading.connection, reading.tables, query.id, rights=rights)])
 
 
 PROPOSAL = View(
-    name="proposal",
+    "proposal",
+    read_one,
     path="/proposals/{id}",
-    title="Proposal",
-    summary="Show one proposal: the whole decision and all of its entries",
-    query=ProposalForm,
-    read=read_one,
-    result=ProposalsPage,
     template="proposals.html",
     in_navigation=False,
     is_live=False,
@@ -108,6 +93,7 @@ class EntryProposal:
 
 
 def _propose(deciding: Deciding, form: EntryProposal) -> Proposal:
+    """Propose a decision about an entry, for another operator to confirm."""
     if form.result is not None and form.decision != "happened":
         raise InvalidValue("result", form.result, "is the service's answer: give it with `happened` only")
     require_version(deciding, form.id, form.decision, form.version)
@@ -128,6 +114,7 @@ def _propose(deciding: Deciding, form: EntryProposal) -> Proposal:
 
 
 def _confirm(deciding: Deciding, form: ProposalForm) -> Confirmed:
+    """Confirm what another operator proposed."""
     connection, tables, actor = deciding.connection, deciding.tables, deciding.identity.name
     try:
         return proposals.confirm(connection, tables, form.id, actor=actor, configuration=deciding.configuration)
@@ -136,36 +123,12 @@ def _confirm(deciding: Deciding, form: ProposalForm) -> Confirmed:
 
 
 def _withdraw(deciding: Deciding, form: ProposalForm) -> Proposal:
+    """Close a proposal without carrying it out."""
     return proposals.withdraw(deciding.connection, deciding.tables, form.id, actor=deciding.identity.name)
 
 
 ACTIONS = (
-    Action(
-        name="propose",
-        path="/entries/{id}/propose",
-        summary="Propose a decision about an entry, for another operator to confirm",
-        form=EntryProposal,
-        run=_propose,
-        result=Proposal,
-        done=PROPOSED,
-    ),
-    Action(
-        name="confirm",
-        path="/proposals/{id}/confirm",
-        summary="Confirm what another operator proposed",
-        form=ProposalForm,
-        run=_confirm,
-        result=Confirmed,
-        done="",
-        template="confirmed.html",
-    ),
-    Action(
-        name="withdraw",
-        path="/proposals/{id}/withdraw",
-        summary="Close a proposal without carrying it out",
-        form=ProposalForm,
-        run=_withdraw,
-        result=Proposal,
-        done="The proposal is withdrawn.",
-    ),
+    Action("propose", "/entries/{id}/propose", _propose, done=PROPOSED),
+    Action("confirm", "/proposals/{id}/confirm", _confirm, template="confirmed.html"),
+    Action("withdraw", "/proposals/{id}/withdraw", _withdraw, done="The proposal is withdrawn."),
 )

@@ -45,7 +45,7 @@ class RequestsPage:
 
 
 def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
-    """A page of requests: answered ones the longest kept first, open ones the oldest first, mismatched ones the latest first."""
+    """List the records of requests by state, key, caller, source or status."""
     wanted = RequestFilter(
         state=None if query.state == "answered" else query.state,
         key=query.key,
@@ -59,16 +59,7 @@ def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
     return RequestsPage(at=page.at, requests=page.requests, next=None if page.next is None else place_text(page.next))
 
 
-VIEW = View(
-    name="requests",
-    path="/requests",
-    title="Requests",
-    summary="List the records of requests by state, key, caller, source or status",
-    query=RequestsQuery,
-    read=read,
-    result=RequestsPage,
-    template="requests.html",
-)
+VIEW = View("requests", read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +70,8 @@ class RequestQuery:
 
 
 def read_one(reading: Reading, query: RequestQuery) -> RequestDetails:
-    """One request with its entries, without its answer."""
+    """Show one request with the entries that it caused."""
     return read_request(reading.connection, reading.tables, query.id)
 
 
-REQUEST = View(
-    name="request",
-    path="/requests/{id}",
-    title="Request",
-    summary="Show one request with the entries that it caused",
-    query=RequestQuery,
-    read=read_one,
-    result=RequestDetails,
-    template="request.html",
-    in_navigation=False,
-)
+REQUEST = View("request", read_one, path="/requests/{id}", in_navigation=False)

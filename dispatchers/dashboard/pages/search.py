@@ -30,7 +30,7 @@ class SearchPage:
 
 
 def read(reading: Reading, query: SearchQuery) -> SearchPage:
-    """The entries and requests that a text names, and where they were searched."""
+    """Find entries and requests by what a customer or a service quotes."""
     if query.text is None:
         return SearchPage(found=None)
     rights = rights_of(reading.identity)
@@ -38,14 +38,4 @@ def read(reading: Reading, query: SearchQuery) -> SearchPage:
     return SearchPage(found=found)
 
 
-VIEW = View(
-    name="search",
-    path="/search",
-    title="Find",
-    summary="Find entries and requests by what a customer or a service quotes",
-    query=SearchQuery,
-    read=read,
-    result=SearchPage,
-    template="search.html",
-    is_live=False,
-)
+VIEW = View("search", read, title="Find", is_live=False)

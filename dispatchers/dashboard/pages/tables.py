@@ -6,16 +6,8 @@ from dispatchers.dashboard.views import Reading, View
 
 
 def read(reading: Reading, query: Nothing) -> DatabaseHealth:
-    """What PostgreSQL's statistics show of the outbox's tables."""
+    """Show the sizes of the tables, their dead rows and what holds back the vacuum."""
     return read_database_health(reading.connection, reading.tables)
 
 
-VIEW = View(
-    name="tables",
-    path="/tables",
-    title="Tables",
-    summary="Show the sizes of the tables, their dead rows and what holds back the vacuum",
-    read=read,
-    result=DatabaseHealth,
-    template="tables.html",
-)
+VIEW = View("tables", read)

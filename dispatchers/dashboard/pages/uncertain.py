@@ -48,7 +48,7 @@ class UncertainPage:
 
 
 def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
-    """A page of the uncertain entries, the oldest doubt first."""
+    """List the uncertain entries, each with its evidence and the decisions that are safe now."""
     connection, tables = reading.connection, reading.tables
     wanted = Filter(states=("uncertain",), operation=query.operation, destination=query.destination)
     page = list_entries(connection, tables, wanted, max_entries=query.limit, after=query.after, max_rows=MAX_ROWS)
@@ -65,14 +65,4 @@ def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
     )
 
 
-VIEW = View(
-    name="uncertain",
-    path="/",
-    title="Uncertain",
-    summary="List the uncertain entries, each with its evidence and the decisions that are safe now",
-    query=UncertainQuery,
-    read=read,
-    result=UncertainPage,
-    template="uncertain.html",
-    decides=True,
-)
+VIEW = View("uncertain", read, path="/", decides=True)
