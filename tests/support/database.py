@@ -251,6 +251,13 @@ def _prepare(engine: sa.Engine | AsyncEngine) -> None:
         cursor.close()
 
 
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The nodes of a plan, as `EXPLAIN (FORMAT JSON)` has them, each before those below it."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
 @contextmanager
 def statements_of(engine: sa.Engine) -> Iterator[list[str]]:
     """The SQL that the engine sends during the block."""

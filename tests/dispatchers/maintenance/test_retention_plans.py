@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from support.database import TABLES, Database, statements_of
+from support.database import TABLES, Database, nodes, statements_of
 from support.retention import RETENTION, WINDOW, elapse, maintenance, request, settle_all
 
 import outbox
@@ -71,12 +71,6 @@ def plans_of(engine: sa.Engine) -> Iterator[list[dict[str, Any]]]:
         yield plans
     finally:
         sa.event.remove(engine, "before_cursor_execute", explain)
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
 
 
 def run(database: Database, statement: str) -> None:

@@ -69,12 +69,6 @@ def commits_of(engine: sa.Engine) -> Iterator[list[sa.Connection]]:
         sa.event.remove(engine, "commit", commit)
 
 
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
-
-
 def drained(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
     return [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in entries]
 

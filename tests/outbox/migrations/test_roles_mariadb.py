@@ -7,10 +7,9 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from support.database import PAYLOAD, REQUEST, TABLES, Database
 from support.entries import dispatcher, put, run_once, states
-from support.roles import KINDS, As, the_dashboard_shows_entries_without_their_contents
+from support.roles import KINDS, As, refused, the_dashboard_shows_entries_without_their_contents
 
 import outbox
 from dispatchers import Rejected, Unknown
@@ -23,7 +22,6 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.errors import InvalidValue, SchemaError
-from outbox.sql.errors.driver import sqlstate
 
 
 @pytest.fixture
@@ -60,17 +58,6 @@ def run(database: Database, script: str) -> None:
     with sa.create_engine(database.owners_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as owner:
         for statement in script.splitlines():
             owner.exec_driver_sql(statement)
-
-
-def refused(database: Database, statement: str) -> bool:
-    with database.engine.connect() as connection:
-        try:
-            connection.exec_driver_sql(statement)
-        except DBAPIError as error:
-            if sqlstate(error.orig) != "42501":  # insufficient_privilege
-                raise
-            return True
-        return False
 
 
 def test_an_app_and_a_dispatcher_need_no_other_rights(as_role: As, ob: outbox.Outbox) -> None:
