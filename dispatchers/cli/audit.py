@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.read.plain_values import instant, place_text
+from dispatchers.admin.read.plain_values import instant
 from dispatchers.cli import options
 from dispatchers.cli.connections import reading
 from dispatchers.cli.output import answer, cell, is_screen, one_of_several, prose, table
@@ -54,12 +54,10 @@ def audit(
     wanted = AuditFilter(actor=actor, action=action, target=about, since=since)
     with reading(target) as (connection, tables):
         page = read_audit(connection, tables, wanted, max_rows=limit, after=after)
-    following = page.next and place_text(page.next)
-    document = {"at": page.at, "decisions": page.rows, "next": following}
-    answer(document, lambda: _drawn(page, following))
+    answer({"at": page.at, "decisions": page.rows, "next": page.next}, lambda: _drawn(page))
 
 
-def _drawn(page: "AuditPage", following: str | None) -> "Iterator[RenderableType]":
+def _drawn(page: "AuditPage") -> "Iterator[RenderableType]":
     if not page.rows:
         yield prose("none")
         return
@@ -68,6 +66,6 @@ def _drawn(page: "AuditPage", following: str | None) -> "Iterator[RenderableType
         texts = (instant(row.at), row.actor, row.action, row.count, row.target, row.reason or "")
         drawn.add_row(*map(cell, texts))
     yield drawn
-    if following and is_screen():
+    if page.next and is_screen():
         yield prose("next page: repeat the command with", "dim")
-        yield prose(f"--after {following}", "dim")  # on its own line, so that it can be copied
+        yield prose(f"--after {page.next}", "dim")  # on its own line, so that it can be copied

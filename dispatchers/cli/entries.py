@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.admin.read.plain_values import place_text, plain
+from dispatchers.admin.read.plain_values import plain
 from dispatchers.cli import filters, options, rendering
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
@@ -120,9 +120,8 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
     wanted = filters.filter_of(given, filters.WAITING)
     with reading(target) as (connection, tables):
         page = admin_entries.list_entries(connection, tables, wanted, max_entries=limit, after=after)
-    following = page.next and place_text(page.next)
-    document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
-    answer(document, lambda: rendering.page(page, following, ended=ended, env=given["env"]))
+    document = {"at": page.at, "since": page.since, "entries": page.entries, "next": page.next}
+    answer(document, lambda: rendering.page(page, ended=ended, env=given["env"]))
 
 
 def _list_found(text: str, target: options.Target) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from dispatchers.admin.read.plain_values import parse_place, parse_since
+from dispatchers.admin.read.plain_values import Place, parse_since
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -102,8 +102,8 @@ class Cursor(click.ParamType):  # type: ignore[type-arg]  # generic in newer rel
     def __init__(self, id: Callable[[str], Any] = UUID) -> None:
         self._id = id
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[datetime, Any]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place[Any]:
         try:
-            return parse_place(value, self._id)
+            return Place.parse(value, self._id)
         except ValueError as error:
             self.fail(str(error), param, ctx)

@@ -249,7 +249,7 @@ def _unread(found: "Found") -> str:
     return "; ".join([*([f"searched only {', '.join(lists)}"] if lists else []), *withheld])
 
 
-def page(found: "Page", following: str | None, *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
+def page(found: "Page", *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
     """env: the deployment's own, if it is known: an entry's env is shown if it differs."""
     if found.entries:
         elastic = ["OPERATION", "PARENT", "REASON"]
@@ -269,9 +269,9 @@ def page(found: "Page", following: str | None, *, ended: bool, env: str | None) 
         yield drawn
     else:
         yield prose(_none(found, ended=ended))
-    if following and is_screen():
+    if found.next and is_screen():
         yield prose("next page: repeat the command with", "dim")
-        yield prose(f"--after {following}", "dim")  # on its own line, so that it can be copied
+        yield prose(f"--after {found.next}", "dim")  # on its own line, so that it can be copied
 
 
 def with_parents(entries: "Sequence[EntrySummary]") -> "RenderableType":

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
+from dispatchers.admin.read.plain_values import Place
+
 SIMPLE: Mapping[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -42,8 +44,10 @@ class Schemas:
             return {"type": "string", "enum": list(arguments)}
         if hint == tuple[UUID, ...]:
             return dict(IDS)
+        if origin is Place:
+            return dict(PLACE)
         if origin is tuple and arguments[1:] != (Ellipsis,):
-            return dict(PLACE) if arguments == (datetime, UUID) else {"type": "array"}
+            return {"type": "array"}
         if origin in (list, tuple, Sequence, Collection):
             return {"type": "array", "items": self.of(arguments[0])}
         if origin in (dict, Mapping):

@@ -11,14 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from dispatchers.admin.read.plain_values import parse_ids, parse_place, parse_since
+from dispatchers.admin.read.plain_values import Place, parse_ids, parse_since
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.incoming import parse_json
 
 T = TypeVar("T")
 
 MAX_TEXT_CHARS = 1000
-PLACE = tuple[datetime, UUID]
 IDS = tuple[UUID, ...]
 SINCE = {timedelta, datetime}
 
@@ -87,8 +86,8 @@ def _one(hint: Any, value: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         parts = [each for each in get_args(hint) if each is not type(None)]
         return parse_since(_text(value)) if set(parts) == SINCE else _one(parts[0], value)
-    if hint == PLACE:
-        return parse_place(_text(value))
+    if get_origin(hint) is Place:
+        return Place.parse(_text(value), *get_args(hint))
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ValueError(f"{value!r} is not one of {', '.join(map(str, get_args(hint)))}")

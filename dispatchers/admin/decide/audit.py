@@ -10,15 +10,14 @@ from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, insert, select, update
 
+from dispatchers.admin.read.keyset import following
+from dispatchers.admin.read.plain_values import Place
 from outbox.sql.clock import clock, database_now
 from outbox.sql.schema.tables import Tables
 
 Kind: TypeAlias = Literal["entry", "entries", "proposed_entry", "destination", "ordering_group", "request", "database"]
-
-Place: TypeAlias = tuple[datetime, int]
-"""Where a page of the audit log ended: the last row's time and its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class AuditPage:
 
     at: datetime
     rows: Sequence[AuditRow]
-    next: Place | None
+    next: Place[int] | None
 
 
 def write_audit(
@@ -114,17 +113,21 @@ def read_audit(
     wanted: AuditFilter = EVERYTHING,
     *,
     max_rows: int,
-    after: Place | None = None,
+    after: Place[int] | None = None,
 ) -> AuditPage:
     """A page of the audit log, the newest row first. With a filter it reads on until the page is full, in the worst case all."""
     audit, now = tables.audit, database_now(connection)
     at, id = audit.c.at, audit.c.id
-    found = select(audit).where(*_conditions(tables, wanted, now)).order_by(at.desc(), id.desc()).limit(max_rows + 1)
-    if after is not None:
-        found = found.where(at <= after[0], or_(at < after[0], id < after[1]))
+    later = following(after, at, id, is_descending=True, has_ids_descending=True)
+    found = (
+        select(audit)
+        .where(*_conditions(tables, wanted, now), *later)
+        .order_by(at.desc(), id.desc())
+        .limit(max_rows + 1)
+    )
     rows = [AuditRow(**row._mapping) for row in connection.execute(found)]
     page, has_more = rows[:max_rows], len(rows) > max_rows
-    return AuditPage(at=now, rows=page, next=(page[-1].at, page[-1].id) if has_more else None)
+    return AuditPage(at=now, rows=page, next=Place(page[-1].at, page[-1].id) if has_more else None)
 
 
 def _conditions(tables: Tables, wanted: AuditFilter, now: datetime) -> list[ColumnElement[bool]]:

@@ -13,8 +13,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, and_, case, func, null, select
 
 from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of
-from dispatchers.admin.read.entry_pages import Place, read_places
-from dispatchers.admin.read.plain_values import parsed_or_text
+from dispatchers.admin.read.entry_pages import read_places
+from dispatchers.admin.read.plain_values import Place, parsed_or_text
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
@@ -74,7 +74,7 @@ class Page:
     at: datetime
     since: datetime | None
     entries: list[EntrySummary]
-    next: Place | None
+    next: Place[UUID] | None
 
 
 def list_entries(
@@ -83,7 +83,7 @@ def list_entries(
     wanted: Filter,
     *,
     max_entries: int,
-    after: Place | None = None,
+    after: Place[UUID] | None = None,
     max_rows: int | None = None,
 ) -> Page:
     """A page of entries: waiting ones the longest due first, only uncertain ones the oldest doubt first, ended ones the newest
@@ -99,7 +99,7 @@ def list_entries(
     places, following = read_places(
         connection, tables, wanted, now, max_entries=max_entries, after=after, max_rows=max_rows
     )
-    listed = [id for _, id in places]
+    listed = [place.id for place in places]
     entries = {entry.id: entry for entry in read_entries_where(connection, tables, tables.entry.c.id.in_(listed))}
     return Page(
         at=now,

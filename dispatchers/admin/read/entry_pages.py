@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, func, literal, or_, select, true, union_all
+from sqlalchemy import Connection, Select, func, literal, select, true, union_all
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
+from dispatchers.admin.read.keyset import following
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.store.records.queries import destination_names
 from outbox.sql.dialect import dialect_of
 from outbox.sql.schema.column_types import Instant
@@ -17,20 +19,17 @@ from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
-Place: TypeAlias = tuple[datetime, UUID]
-"""Where a page of a list ended: what the list is ordered by, and the entry's id."""
-
 Rows: TypeAlias = Select[datetime, UUID]
 Narrow: TypeAlias = Callable[[Rows], Rows]
-Scan: TypeAlias = Callable[[Place | None, int], Rows]
+Scan: TypeAlias = Callable[[Place[UUID] | None, int], Rows]
 """The next rows of a list after a place, so many."""
 
 
 class Places(NamedTuple):
     """The entries of a page, and where the next page begins; None at the end. A page may be short, and not the last."""
 
-    places: list[Place]
-    next: Place | None
+    places: list[Place[UUID]]
+    next: Place[UUID] | None
 
 
 def read_places(
@@ -40,7 +39,7 @@ def read_places(
     now: datetime,
     *,
     max_entries: int,
-    after: Place | None = None,
+    after: Place[UUID] | None = None,
     max_rows: int | None = None,
 ) -> Places:
     """A page of what `wanted` selects. max_rows: so many entries are compared with the filter; None for no bound."""
@@ -54,7 +53,7 @@ def read_places(
     if not (wanted.is_ended or _are_uncertain(wanted)):
         return _read_waiting(connection, tables, wanted, now, max_entries, after, max_rows)
 
-    def scan(after: Place | None, limit: int) -> Rows:
+    def scan(after: Place[UUID] | None, limit: int) -> Rows:
         return ordered(connection, tables, wanted, now, everything, after=after, limit=limit)
 
     return _compare(connection, tables, wanted, narrow, scan, max_entries, after, max_rows)
@@ -67,14 +66,14 @@ def _compare(
     narrow: Narrow,
     scan: Scan,
     max_entries: int,
-    after: Place | None,
+    after: Place[UUID] | None,
     max_rows: int,
 ) -> Places:
     """Compare the rows of a list with the filter, a part of the list after another, until the page is full.
 
     The parts grow: a filter that selects much costs little, and one that selects little takes few statements.
     """
-    places: list[Place] = []
+    places: list[Place[UUID]] = []
     limit = max_entries + 1
     while True:
         limit = min(limit, max_rows)
@@ -102,17 +101,17 @@ def _read_waiting(
     wanted: Filter,
     now: datetime,
     max_entries: int,
-    after: Place | None,
+    after: Place[UUID] | None,
     max_rows: int,
 ) -> Places:
     """Thousands may have no due time: uncertain, suspended and blocked ones. Their index has them in no order."""
     narrow, compare = partial(narrowed, tables, wanted, now), partial(_compare, connection, tables, wanted)
-    is_dated = not wanted.suspended and (after is None or after[0] < NEVER)
+    is_dated = not wanted.suspended and (after is None or after.at < NEVER)
     dated = Places([], None)
     if is_dated:
         any_parent = replace(wanted, parent=None)  # `narrow` compares it
 
-        def due(after: Place | None, limit: int) -> Rows:
+        def due(after: Place[UUID] | None, limit: int) -> Rows:
             return ordered(connection, tables, any_parent, now, _dated(tables), after=after, limit=limit)
 
         of_each = max(max_rows // parts_of(connection, tables, wanted), max_entries + 1)
@@ -150,11 +149,11 @@ def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_ro
     def undated(rows: Rows) -> Rows:
         return rows.where(is_undated)
 
-    def one_by_one(after: Place | None, limit: int) -> Rows:
+    def one_by_one(after: Place[UUID] | None, limit: int) -> Rows:
         rows = select(literal(NEVER, Instant).label("at"), id)
-        return (rows if after is None else rows.where(id > after[1])).order_by(id).limit(limit)
+        return (rows if after is None else rows.where(id > after.id)).order_by(id).limit(limit)
 
-    def all_at_once(after: Place | None, limit: int) -> Rows:
+    def all_at_once(after: Place[UUID] | None, limit: int) -> Rows:
         rows = one_by_one(after, limit).where(is_undated)
         if wanted.destination is not None:
             return rows.where(queue.c.destination == wanted.destination)
@@ -173,8 +172,8 @@ def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_ro
     return undated, all_at_once if are_few else one_by_one
 
 
-def _fetched(connection: Connection, found: Rows) -> list[Place]:
-    return [(row.at, row.id) for row in connection.execute(found)]
+def _fetched(connection: Connection, found: Rows) -> list[Place[UUID]]:
+    return [Place(row.at, row.id) for row in connection.execute(found)]
 
 
 def everything(rows: Rows) -> Rows:
@@ -200,7 +199,7 @@ def ordered(
     now: datetime,
     narrow: Narrow,
     *,
-    after: Place | None,
+    after: Place[UUID] | None,
     limit: int,
 ) -> Rows:
     """The next `limit` rows in the list's order, each by an index: what ended newest first, what is only uncertain by when its
@@ -227,27 +226,23 @@ def beginning(connection: Connection, tables: Tables, wanted: Filter, limit: int
     return due if not dialect_of(connection).has_lateral else _of_each_destination(tables, due, limit)
 
 
-def _ended(tables: Tables, narrow: Narrow, since: datetime | None, after: Place | None, limit: int) -> Rows:
+def _ended(tables: Tables, narrow: Narrow, since: datetime | None, after: Place[UUID] | None, limit: int) -> Rows:
     settlement = tables.settlement
     at, id = settlement.c.settled_at, settlement.c.id
     found = narrow(select(at.label("at"), id))
     if since is not None:
         found = found.where(at >= since)
-    if after is not None:
-        found = found.where(at <= after[0], or_(at < after[0], id > after[1]))
-    return found.order_by(at.desc(), id).limit(limit)
+    return found.where(*following(after, at, id, is_descending=True)).order_by(at.desc(), id).limit(limit)
 
 
-def _doubtful(tables: Tables, narrow: Narrow, after: Place | None, limit: int) -> Rows:
+def _doubtful(tables: Tables, narrow: Narrow, after: Place[UUID] | None, limit: int) -> Rows:
     """What may have been sent. Last, as if their doubt began at NEVER, those whose present key was certainly never sent."""
     queue = tables.queue
     at, id = queue.c.in_doubt_since, queue.c.id
     unsent = narrow(select(literal(NEVER, Instant).label("at"), id)).where(queue.c.maybe_sent, at.is_(None))
-    if after is not None and after[0] >= NEVER:
-        return unsent.where(id > after[1]).order_by(at, id).limit(limit)
-    sent = narrow(select(at.label("at"), id)).where(queue.c.maybe_sent, at.is_not(None))
-    if after is not None:
-        sent = sent.where(at >= after[0], or_(at > after[0], id > after[1]))
+    if after is not None and after.at >= NEVER:
+        return unsent.where(id > after.id).order_by(at, id).limit(limit)
+    sent = narrow(select(at.label("at"), id)).where(queue.c.maybe_sent, at.is_not(None), *following(after, at, id))
     parts = [
         sent.order_by(at, id).limit(limit).subquery("sent"),
         unsent.order_by(at, id).limit(limit).subquery("unsent"),
@@ -262,7 +257,7 @@ def _waiting(
     wanted: Filter,
     narrow: Narrow,
     since: datetime | None,
-    after: Place | None,
+    after: Place[UUID] | None,
     limit: int,
 ) -> Rows:
     queue = tables.queue
@@ -274,9 +269,7 @@ def _waiting(
         found = found.where(at == NEVER)  # as they have no due time
     if since is not None:
         found = found.where(at >= since)
-    if after is not None:
-        found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
-    found = found.order_by(at, id).limit(limit)
+    found = found.where(*following(after, at, id)).order_by(at, id).limit(limit)
     by_parent = wanted.parent is not None and wanted.parent.key is not None
     if by_parent or _has_index(wanted) or wanted.destination is not None or not dialect_of(connection).has_lateral:
         return found

@@ -8,9 +8,12 @@ import json
 import re
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID
+
+Id = TypeVar("Id", UUID, int)
 
 MAX_BIGINT = 2**63 - 1
 MAX_DEPTH = 100
@@ -24,7 +27,7 @@ def plain(value: Any) -> Any:
     match value:
         case datetime():
             return instant(value)
-        case UUID() | date():
+        case UUID() | date() | Place():
             return str(value)
         case dict():
             return {name: plain(inner) for name, inner in value.items()}
@@ -89,21 +92,27 @@ def parse_since(text: str) -> timedelta | datetime:
         ) from None
 
 
-def place_text(place: tuple[datetime, Any]) -> str:
-    """A position in a list as a page shows it: `<instant>,<id>`."""
-    return f"{instant(place[0])},{place[1]}"
+@dataclass(frozen=True, slots=True)
+class Place(Generic[Id]):
+    """Where a page of a list ended: what the list is ordered by, and the row's id. A page prints its text: `<instant>,<id>`."""
 
+    at: datetime
+    id: Id
 
-def parse_place(text: str, id_of: Callable[[str], Any] = UUID) -> tuple[datetime, Any]:
-    """The position that `place_text` wrote. id_of: reads its id. Raises `ValueError`."""
-    at, _, id_text = text.partition(",")
-    try:
-        id = id_of(id_text)
-        if isinstance(id, int) and abs(id) > MAX_BIGINT:
-            raise ValueError("no row has this number")
-        return datetime.fromisoformat(at).astimezone(UTC), id
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a cursor: pass the one that the previous page printed") from None
+    def __str__(self) -> str:
+        return f"{instant(self.at)},{self.id}"
+
+    @classmethod
+    def parse(cls, text: str, id_of: Callable[[str], Id]) -> "Place[Id]":
+        """The place that a page printed. id_of: `UUID` or `int`. Raises `ValueError`."""
+        at, _, id_text = text.partition(",")
+        try:
+            id = id_of(id_text)
+            if isinstance(id, int) and abs(id) > MAX_BIGINT:
+                raise ValueError("no row has this number")
+            return cls(datetime.fromisoformat(at).astimezone(UTC), id)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{text!r} is not a cursor: pass the one that the previous page printed") from None
 
 
 def ids_text(ids: Iterable[UUID]) -> str:

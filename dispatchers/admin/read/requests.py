@@ -6,12 +6,14 @@ the other one (`outbox.sessions.mismatches`).
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, select, true
 
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
+from dispatchers.admin.read.keyset import following
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
 from outbox.sql.clock import database_now
@@ -20,11 +22,7 @@ from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 
 OPEN_STATES = ("accepted", "leased")
-ANSWERED_STATES = ("succeeded", "failed")
 MISMATCHED: Final = "mismatched"
-
-RequestPlace: TypeAlias = tuple[datetime, UUID]
-"""Where a page ended: when the request began, when its last mismatch came, or until when its record is kept; and its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +67,14 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPage:
-    """Requests of a list, and where the next page begins; None at the end. A page may be short, and not the last."""
+    """Requests of a list, and where the next page begins; None at the end. A page may be short, and not the last.
+
+    A list is ordered by when a request began, when its last mismatch came, or until when its record is kept.
+    """
 
     at: datetime
     requests: list[RequestSummary]
-    next: RequestPlace | None
+    next: Place[UUID] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def list_requests(
     wanted: RequestFilter,
     *,
     max_requests: int,
-    after: RequestPlace | None = None,
+    after: Place[UUID] | None = None,
     max_rows: int,
 ) -> RequestPage:
     """A page of open requests, the oldest first; of answered ones, those that are kept longest first; or of mismatched ones, the
@@ -131,23 +132,20 @@ def list_requests(
     return RequestPage(
         at=database_now(connection),
         requests=[summary(row) for row in page[:max_requests]],
-        next=None if last is None else (last.at, last.id),
+        next=None if last is None else Place(last.at, last.id),
     )
 
 
-def scanned(tables: Tables, state: str | None, *, after: RequestPlace | None, limit: int) -> Select[datetime, UUID]:
+def scanned(tables: Tables, state: str | None, *, after: Place[UUID] | None, limit: int) -> Select[datetime, UUID]:
     """The first records of a list, by its index: `at` and `id`."""
     record, mismatch = tables.record, tables.mismatch
     if state in OPEN_STATES:
         at = record.c.created_at
-        rows = select(at.label("at"), record.c.id).where(is_open(record, state))
-        if after is not None:
-            rows = rows.where(at >= after[0], or_(at > after[0], record.c.id > after[1]))
+        rows = select(at.label("at"), record.c.id).where(is_open(record, state), *following(after, at, record.c.id))
         return rows.order_by(at, record.c.id).limit(limit)
     at, id = (mismatch.c.last_at, mismatch.c.id) if state == MISMATCHED else (record.c.keep_until, record.c.id)
     rows = select(at.label("at"), id).where(true() if state == MISMATCHED else record.c.answered_at.is_not(None))
-    if after is not None:
-        rows = rows.where(at <= after[0], or_(at < after[0], id < after[1]))
+    rows = rows.where(*following(after, at, id, is_descending=True, has_ids_descending=True))
     return rows.order_by(at.desc(), id.desc()).limit(limit)
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from dispatchers.admin.decide.audit import AuditFilter, AuditRow, read_audit
-from dispatchers.admin.read.plain_values import parse_place, place_text
-from dispatchers.dashboard.failures import Failure
+from dispatchers.admin.decide.audit import AuditFilter, AuditPage, read_audit
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
@@ -21,32 +20,14 @@ class AuditQuery:
     action: str | None = parameter("Only this kind of decision, for example resolve.", None)
     target: str | None = parameter("Only about this entry, destination or ordering key.", None)
     since: timedelta | datetime | None = parameter("Only since then: 15m, 2h, 7d or an instant.", None)
-    after: str | None = parameter("The position where the previous page ended.", None)
+    after: Place[int] | None = parameter("The position where the previous page ended.", None)
     limit: int = parameter("How many rows at most.", ROWS_DEFAULT, minimum=1, maximum=MAX_ROWS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditLogPage:
-    """at: the database's clock. next: `after` of the next page; None at the end."""
-
-    at: datetime
-    rows: list[AuditRow]
-    next: str | None
-
-
-def read(reading: Reading, query: AuditQuery) -> AuditLogPage:
+def read(reading: Reading, query: AuditQuery) -> AuditPage:
     """List the decisions of operators, the newest first."""
     wanted = AuditFilter(actor=query.actor, action=query.action, target=query.target, since=query.since)
-    after = None if query.after is None else _place(query.after)
-    page = read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=after)
-    return AuditLogPage(at=page.at, rows=list(page.rows), next=None if page.next is None else place_text(page.next))
-
-
-def _place(text: str) -> tuple[datetime, int]:
-    try:
-        return parse_place(text, int)
-    except ValueError as error:
-        raise Failure(422, "invalid", f"after: {error}", "after") from None
+    return read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=query.after)
 
 
 VIEW = View("audit", read, title="Audit log", is_live=False)

@@ -10,7 +10,7 @@ from dispatchers.admin.read.counts import Count, planned_rows
 from dispatchers.admin.read.entries import EntrySummary, list_entries
 from dispatchers.admin.read.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted, select_ids
 from dispatchers.admin.read.payload_filter import Member
-from dispatchers.admin.read.plain_values import place_text
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.dashboard.access import Identity, Role
 from dispatchers.dashboard.failures import Failure
 from dispatchers.dashboard.parameters import parameter
@@ -85,7 +85,7 @@ def require_readable(identity: Identity, wanted: EntriesWanted) -> None:
 class EntriesQuery(EntriesWanted):
     """Which entries, and from where."""
 
-    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    after: Place[UUID] | None = parameter("The position where the previous page ended.", None)
     limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=MAX_ENTRIES)
 
 
@@ -102,7 +102,7 @@ class EntriesPage:
     since: datetime | None
     matching: Count
     entries: list[EntrySummary]
-    next: str | None
+    next: Place[UUID] | None
 
 
 def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
@@ -126,8 +126,7 @@ def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
     else:
         planned = planned_rows(reading.connection, select_ids(reading.tables, wanted, page.at))
         matching = Count(value=max(planned, len(page.entries)), is_exact=False)
-    following = None if page.next is None else place_text(page.next)
-    return EntriesPage(at=page.at, since=page.since, matching=matching, entries=page.entries, next=following)
+    return EntriesPage(at=page.at, since=page.since, matching=matching, entries=page.entries, next=page.next)
 
 
 VIEW = View("entries", read)

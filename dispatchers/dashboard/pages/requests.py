@@ -1,12 +1,11 @@
 """The requests: lists of their records with filters, and one request with the entries that it caused."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from dispatchers.admin.read.plain_values import place_text
-from dispatchers.admin.read.requests import RequestDetails, RequestFilter, RequestSummary, list_requests, read_request
+from dispatchers.admin.read.plain_values import Place
+from dispatchers.admin.read.requests import RequestDetails, RequestFilter, RequestPage, list_requests, read_request
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
 
@@ -28,23 +27,11 @@ class RequestsQuery:
     source: str | None = parameter("Only from this source: http, app, inbox:...", None)
     env: str | None = parameter("Only of this deployment.", None)
     status: int | None = parameter("Only answers with this HTTP status.", None, minimum=100, maximum=599)
-    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    after: Place[UUID] | None = parameter("The position where the previous page ended.", None)
     limit: int = parameter("How many requests at most.", REQUESTS_DEFAULT, minimum=1, maximum=MAX_REQUESTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsPage:
-    """at: the database's clock. next: `after` of the next page; None at the end.
-
-    A filtered page may be short, or empty, and not the last: so many records are compared for one page.
-    """
-
-    at: datetime
-    requests: list[RequestSummary]
-    next: str | None
-
-
-def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
+def read(reading: Reading, query: RequestsQuery) -> RequestPage:
     """List the records of requests by state, key, caller, source or status."""
     wanted = RequestFilter(
         state=None if query.state == "answered" else query.state,
@@ -55,8 +42,7 @@ def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
         status=query.status,
     )
     connection, tables = reading.connection, reading.tables
-    page = list_requests(connection, tables, wanted, max_requests=query.limit, after=query.after, max_rows=MAX_ROWS)
-    return RequestsPage(at=page.at, requests=page.requests, next=None if page.next is None else place_text(page.next))
+    return list_requests(connection, tables, wanted, max_requests=query.limit, after=query.after, max_rows=MAX_ROWS)
 
 
 VIEW = View("requests", read)

@@ -9,7 +9,7 @@ from dispatchers.admin.read.counts import Count
 from dispatchers.admin.read.destinations import NotSent, read_not_sent
 from dispatchers.admin.read.entries import list_entries
 from dispatchers.admin.read.entry_filter import Filter
-from dispatchers.admin.read.plain_values import place_text
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.admin.read.summary import count_uncertain
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.parameters import parameter
@@ -27,7 +27,7 @@ class UncertainQuery:
 
     operation: str | None = parameter("Only this operation and those below it.", None)
     destination: str | None = parameter("Only this destination.", None)
-    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    after: Place[UUID] | None = parameter("The position where the previous page ended.", None)
     limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=MAX_ENTRIES)
 
 
@@ -44,7 +44,7 @@ class UncertainPage:
     uncertain: Count
     not_sent: NotSent
     cases: list[Case]
-    next: str | None
+    next: Place[UUID] | None
 
 
 def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
@@ -55,13 +55,12 @@ def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
     cases = read_cases(connection, tables, [entry.id for entry in page.entries], page.at)
     if not reading.identity.may(Role.OPERATOR):
         cases = [replace(case, offers=None) for case in cases]
-    following = None if page.next is None else place_text(page.next)
     return UncertainPage(
         at=page.at,
         uncertain=count_uncertain(connection, tables),
         not_sent=read_not_sent(connection, tables),
         cases=cases,
-        next=following,
+        next=page.next,
     )
 
 

@@ -155,11 +155,11 @@ def test_reading_is_of_one_moment_and_cannot_write(postgresql: Database) -> None
 
 
 def test_places_of_a_list_survive_being_written_as_text() -> None:
-    from dispatchers.admin.read.plain_values import instant
+    from dispatchers.admin.read.plain_values import Place, instant
     from dispatchers.cli.options import Cursor
 
     at = datetime.fromisoformat("2026-01-31T12:00:00.123456+00:00")
     id = UUID("a4633227-889c-8a14-b547-b020040e96b6")
 
-    assert Cursor().convert(f"{instant(at)},{id}", None, None) == (at, id)
+    assert Cursor().convert(f"{instant(at)},{id}", None, None) == Place(at, id)
     assert json.dumps(instant(at)) == '"2026-01-31T12:00:00.123456Z"'

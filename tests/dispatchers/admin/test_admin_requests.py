@@ -10,7 +10,8 @@ from support.accepted import Checkout
 from support.database import TABLES, Database
 
 import outbox
-from dispatchers.admin.read.requests import RequestFilter, RequestPlace, list_requests, read_request
+from dispatchers.admin.read.plain_values import Place
+from dispatchers.admin.read.requests import RequestFilter, list_requests, read_request
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock_plus
@@ -27,7 +28,7 @@ def answer(database: Database, ob: outbox.Outbox, key: str, *, scope: str = "acc
 def pages(database: Database, max_requests: int = 50, max_rows: int = 100, **wanted: Any) -> list[UUID]:
     """The requests of every page."""
     found: list[UUID] = []
-    after: RequestPlace | None = None
+    after: Place[UUID] | None = None
     for _ in range(100):
         with database.engine.begin() as connection:
             page = list_requests(

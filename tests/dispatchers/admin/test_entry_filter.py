@@ -14,8 +14,8 @@ from support.entries import HOUR, age, change, put, put_one
 import outbox
 from dispatchers.admin.read.entries import list_entries
 from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWanted, select_ids
-from dispatchers.admin.read.entry_pages import Place
 from dispatchers.admin.read.payload_filter import Member
+from dispatchers.admin.read.plain_values import Place
 from outbox.errors import InvalidValue
 from outbox.sql.clock import clock_plus, database_now
 from outbox.times import NEVER
@@ -138,7 +138,7 @@ def test_uncertain_entries_are_listed_by_the_oldest_doubt(database: Database, ob
 def pages(database: Database, wanted: Filter, *, max_entries: int, max_rows: int | None = None) -> list[UUID]:
     """The entries of every page."""
     found: list[UUID] = []
-    after: Place | None = None
+    after: Place[UUID] | None = None
     for _ in range(100):
         with database.engine.begin() as connection:
             page = list_entries(connection, TABLES, wanted, max_entries=max_entries, after=after, max_rows=max_rows)

@@ -23,8 +23,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.check import doctor
 from dispatchers.admin.read import entries as admin
 from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter, ParentWanted
-from dispatchers.admin.read.entry_pages import Place
 from dispatchers.admin.read.groups import list_groups, read_group
+from dispatchers.admin.read.plain_values import Place
 from dispatchers.admin.read.requests import RequestFilter, list_requests, read_request
 from dispatchers.admin.read.search import find
 from dispatchers.admin.read.summary import read_summary
@@ -223,7 +223,7 @@ class Paths:
             assert read_request(connection, TABLES, self.record).record is not None
 
     def list_pages(self, wanted: Filter) -> None:
-        after: Place | None = None
+        after: Place[UUID] | None = None
         for _ in range(3):
             with self.engine.begin() as connection:
                 page = admin.list_entries(connection, TABLES, wanted, max_entries=50, after=after)
