@@ -132,7 +132,7 @@ def _timed_pages(server: Server) -> Iterator[Series]:
         times = asyncio.run(_times(app, path))
         yield Series(PART, "pages", name, "p50_ms", [statistics.median(times)])
         yield Series(PART, "pages", name, "p95_ms", [statistics.quantiles(times, n=20)[-1]])
-    app.databases.close()
+    app.close()
     engine.dispose()
 
 

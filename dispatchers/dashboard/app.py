@@ -9,20 +9,20 @@ from urllib.parse import quote
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from dispatchers.admin.read.compared import missing_rights
 from dispatchers.admin.read.plain_values import plain
 from dispatchers.dashboard import protection, rendering
 from dispatchers.dashboard.access import Authenticator, Identity, identify, rights_of
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches
+from dispatchers.dashboard.asgi import AsgiApp
 from dispatchers.dashboard.database import Databases
 from dispatchers.dashboard.decision_texts import BulkName, checked_second_person
 from dispatchers.dashboard.failures import PROBLEM, Failure, failure_of
@@ -44,7 +44,7 @@ LOOK_FIRST = "whether this was recorded is unknown, so look at the audit log bef
 Answering = Callable[[Request, Identity], Awaitable[Response]]
 
 
-class Dashboard:
+class Dashboard(AsgiApp):
     """The dashboard, an ASGI app; mount it under any prefix.
 
     url: of the outbox's database, or an Engine (not an AsyncEngine). authenticate: `(request) -> Identity | None`, sync or async;
@@ -74,29 +74,17 @@ class Dashboard:
             raise ConfigurationError(
                 f"authenticate={authenticate!r}: give a function (request) -> Identity | None: the dashboard has no users"
             )
-        self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
+        self._databases = Databases(url, read_url, schema, prefix, statement_timeout)
         self._authenticate = authenticate
         self._second_person = checked_second_person(second_person)
         self._configuration = _checked(outbox, schema, prefix)
         self._trusted = protection.checked_origins(trusted_origins)
         self._sign_out = sign_out
         self._templates = rendering.environment()
-        self._app = Starlette(routes=self._routes(), exception_handlers={404: self._missing, 405: self._missing})
-        self._app.router.redirect_slashes = False  # it answers before the sign-in, with the Host header of the request
+        super().__init__(self._routes(), self._missing)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._app(scope, receive, protection.with_headers(send))
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """A server's own start and end; a host app that mounts the dashboard passes neither on."""
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await run_in_threadpool(self.databases.close)
-        await send({"type": "lifespan.shutdown.complete"})
+    def close(self) -> None:
+        self._databases.close()
 
     def _routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [Mount("/static", _Static(directory=rendering.STATIC))]
@@ -171,7 +159,7 @@ class Dashboard:
         return self._templates.get_template(template).render(common | values)
 
     async def _on_thread(self, unknown: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await on_thread(self.databases.answer_seconds, unknown, function, *arguments)
+        return await on_thread(self._databases.answer_seconds, unknown, function, *arguments)
 
     # --- views
 
@@ -207,7 +195,7 @@ class Dashboard:
 
     def _read(self, view: View, identity: Identity, query: Any) -> Any:
         rights = rights_of(identity)
-        reading = self.databases.reading_as_operator if view.decides and rights else self.databases.reading
+        reading = self._databases.reading_as_operator if view.decides and rights else self._databases.reading
         with reading() as connection:
             found = view.read(Reading(connection=connection, **self._given(identity)), query)
         return found if Right.KEYS in rights else without_keys(found)
@@ -249,14 +237,14 @@ class Dashboard:
 
     def _run(self, action: Action, identity: Identity, form: Any) -> Any:
         if action.in_batches:
-            with self.databases.deciding_in_batches() as engine:
+            with self._databases.deciding_in_batches() as engine:
                 return action.run(DecidingInBatches(engine=engine, **self._given(identity)), form)
-        with self.databases.deciding() as connection:
+        with self._databases.deciding() as connection:
             return action.run(Deciding(connection=connection, **self._given(identity)), form)
 
     def _given(self, identity: Identity) -> dict[str, Any]:
         return {
-            "tables": self.databases.tables,
+            "tables": self._databases.tables,
             "identity": identity,
             "second_person": self._second_person,
             "configuration": self._configuration,

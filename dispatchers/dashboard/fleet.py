@@ -7,17 +7,16 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy.engine import URL
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import Receive, Scope, Send
 
 from dispatchers.admin.read.summary import Summary
 from dispatchers.dashboard import protection, rendering
 from dispatchers.dashboard.access import Authenticator, Identity, identify
 from dispatchers.dashboard.app import API, Dashboard, as_json_response
+from dispatchers.dashboard.asgi import AsgiApp
 from dispatchers.dashboard.failures import failure_of
 from dispatchers.dashboard.pages import overview
 from dispatchers.dashboard.parameters import Nothing
@@ -44,7 +43,7 @@ class DatabaseSummaries:
     databases: list[DatabaseSummary]
 
 
-class FleetDashboard:
+class FleetDashboard(AsgiApp):
     """The dashboard of several databases, an ASGI app; mount it under any prefix.
 
     databases: the URL of each database by its name. authenticate, settings: those of a `Dashboard`, for all of them.
@@ -55,36 +54,24 @@ class FleetDashboard:
         if not databases:
             raise ConfigurationError("a dashboard needs a database")
         self._authenticate = authenticate
-        self.members = {
+        self._members = {
             name: _Member(self, name, url, authenticate=authenticate, **settings) for name, url in databases.items()
         }
-        mounts = [Mount(f"/{name}", member) for name, member in self.members.items()]
+        mounts = [Mount(f"/{name}", member) for name, member in self._members.items()]
         routes = [Route("/", self._begin), *mounts]
-        self._app = Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
-        self._app.router.redirect_slashes = False  # it answers before the sign-in, with the Host header of the request
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await run_in_threadpool(self.close)
-            await send({"type": "lifespan.shutdown.complete"})
-        elif scope["type"] == "http":
-            await self._app(scope, receive, protection.with_headers(send))
+        super().__init__(routes, self._missing)
 
     def close(self) -> None:
-        """Close the connections to all databases."""
-        for member in self.members.values():
-            member.databases.close()
+        for member in self._members.values():
+            member.close()
 
     async def _begin(self, request: Request) -> Response:
-        first = f"{rendering.prefix_of(request)}/{next(iter(self.members))}{ALL.path}"
+        first = f"{rendering.prefix_of(request)}/{next(iter(self._members))}{ALL.path}"
         return await self._to_signed_in(request, RedirectResponse(first))
 
     async def _missing(self, request: Request, error: Exception) -> Response:
         name = protection.path_of(request.scope).removeprefix("/")
-        if name in self.members:
+        if name in self._members:
             return await self._to_signed_in(request, RedirectResponse(f"{quote(name)}/"))
         return await self._to_signed_in(request, PlainTextResponse("there is no page at this address\n", 404))
 
@@ -98,16 +85,16 @@ class FleetDashboard:
             return PlainTextResponse("sign in to the app that hosts this dashboard\n", 401)
         return answer if isinstance(found, Identity) else protection.for_script(request, found)
 
-    async def summaries(self, identity: Identity) -> DatabaseSummaries:
+    async def _summaries(self, identity: Identity) -> DatabaseSummaries:
         """Of all databases, read at once."""
         return DatabaseSummaries(
-            databases=await asyncio.gather(*(member.summary(identity) for member in self.members.values()))
+            databases=await asyncio.gather(*(member.summary(identity) for member in self._members.values()))
         )
 
 
 def _read_none(reading: Reading, query: Nothing) -> DatabaseSummaries:
     """Show what waits in every database of the fleet."""
-    raise NotImplementedError  # `summaries` reads all of them
+    raise NotImplementedError  # `_summaries` reads all of them
 
 
 ALL = View("databases", _read_none)
@@ -127,17 +114,17 @@ class _Member(Dashboard):
 
     def _rendered(self, request: Request, identity: Identity | None, template: str, **values: Any) -> str:
         above = rendering.prefix_of(request).removesuffix(f"/{self._name}")
-        links = {name: f"{above}/{name}{overview.VIEW.path}" for name in self._fleet.members} if identity else {}
+        links = {name: f"{above}/{name}{overview.VIEW.path}" for name in self._fleet._members} if identity else {}
         return super()._rendered(request, identity, template, databases=links, database=self._name, **values)
 
     async def _all(self, request: Request, identity: Identity) -> Response:
-        result = await self._fleet.summaries(identity)
+        result = await self._fleet._summaries(identity)
         values = {"view": ALL, "title": ALL.title, "result": result, "csrf_token": protection.token_of(request)}
         values["views"] = []  # the pages are of one database
         return HTMLResponse(await run_in_threadpool(self._rendered, request, identity, ALL.template, **values))
 
     async def _all_document(self, request: Request, identity: Identity) -> Response:
-        return as_json_response(await self._fleet.summaries(identity))
+        return as_json_response(await self._fleet._summaries(identity))
 
     async def summary(self, identity: Identity) -> DatabaseSummary:
         """What the overview of this database shows, or why it cannot."""

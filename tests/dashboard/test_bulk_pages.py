@@ -261,7 +261,7 @@ def test_a_count_that_takes_too_long_is_ended(postgresql: Database, ob: outbox.O
     put_one(postgresql, ob)
     with dashboard(postgresql) as app, postgresql.observer.connect() as holder:
         holder.execute(sa.text(f"LOCK TABLE {TABLES.queue.fullname} IN ACCESS EXCLUSIVE MODE"))
-        app.databases._milliseconds = 100
+        app._databases._milliseconds = 100
         answer = Browser(app).get("/bulk?decision=cancel")
 
     assert answer.status_code == 503

@@ -43,7 +43,7 @@ def sites(urls: dict[str, sa.URL]) -> Iterator[dict[str, Browser]]:
     }
     yield {role: Browser(app) for role, app in made.items()}
     for app in made.values():
-        app.databases.close()
+        app.close()
 
 
 def put_case(database: Database, ob: outbox.Outbox) -> str:
@@ -117,7 +117,7 @@ def test_an_operator_asks_again_with_the_rights_of_that_role(
     body = {**counted["parameters"], "entries": counted["entries"], "reason": "it exists now"}
     done = browser.api("/bulk/decide", body, **bearer).json()
     for app in (deciding, reading):
-        app.databases.close()
+        app.close()
 
     assert (asked["is_new"], done["done"], len(postgresql.entries)) == (True, 2, 6)
     assert offer == {"decision": "again", "why_not": UNCOMPARED}
@@ -132,7 +132,7 @@ def test_a_dashboard_that_may_only_read_explains_a_refused_decision(
 
     page = browser.text("/")
     answer = browser.api(f"/entries/{id}/decide", {"decision": "retry", "reason": "now"}, Authorization="Bearer t")
-    app.databases.close()
+    app.close()
 
     assert "Nothing is uncertain" in page
     assert (answer.status_code, answer.json()["code"]) == (403, "database_role")

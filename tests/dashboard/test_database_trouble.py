@@ -21,7 +21,7 @@ def test_a_database_that_hangs_is_answered_within_a_bound() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and never answers
         url = f"postgresql+psycopg://ada@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=60"
         app = Dashboard(url, authenticate=signed_in("operator"))
-        app.databases.answer_seconds = 0.1
+        app._databases.answer_seconds = 0.1
         page = Browser(app).get("/overview")
         id = "7d444840-9dc0-41d1-9f4d-0a3a0b3c1e11"
         decision = Browser(app).api(f"/entries/{id}/decide", DECISION, **BEARER)
@@ -54,7 +54,7 @@ def test_a_database_set_to_another_encoding_is_shown(postgresql: Database, ob: o
     app = Dashboard(postgresql.url, authenticate=signed_in("viewer"))
 
     page = Browser(app).text("/")
-    app.databases.close()
+    app.close()
 
     assert "注文-1" in page
 
@@ -80,6 +80,6 @@ def test_no_date_style_of_the_database_keeps_a_page_from_being_read(postgresql: 
     body = {"decision": "happened", "reason": "asked", "entries": bulk["entries"]}
     decided = browser.api("/bulk/decide", body, **BEARER)
     entry = browser.api(f"/entries/{id}")
-    app.databases.close()
+    app.close()
 
     assert (decided.json()["done"], entry.json()["entry"]["known"]) == (1, "delivered")

@@ -89,7 +89,7 @@ def home(outbox_url: sa.URL, seeded: Seeded) -> Iterator[str]:
     dashboard = Dashboard(outbox_url, authenticate=by_header, outbox=shop)
     with serving_asgi(Starlette(routes=[Mount("/ops/outbox", dashboard)])) as address:
         yield f"{address}/ops/outbox"
-    dashboard.databases.close()
+    dashboard.close()
 
 
 def by_header(request: Request) -> Identity | None:

@@ -93,7 +93,7 @@ def test_a_database_without_an_encoding_is_refused_at_the_start(server_url: sa.U
             assert (status, problem in text) == (1, True)
         app = Dashboard(url, authenticate=signed_in("viewer"))
         answer = Browser(app).api("/entries")
-        app.databases.close()
+        app.close()
 
     assert (answer.status_code, answer.json()["code"], problem in answer.text) == (503, "encoding", True)
 

@@ -38,7 +38,7 @@ def dashboard(database: Database, **settings: Any) -> Iterator[Dashboard]:
     try:
         yield made
     finally:
-        made.databases.close()
+        made.close()
 
 
 def put_heartbeat(
