@@ -16,7 +16,7 @@ class DefaultOutbox(Outbox):
 
     @property
     def configuration(self) -> Configuration:
-        """Those of `outbox.configure`, or those of the environment. Threads that ask for it first at the same time get one."""
+        """The settings of `outbox.configure`, else the environment's. Threads that first ask at the same time get one object."""
         return self._configured.get("") or self._configured.setdefault("", configuration_from_environment())
 
     def configure(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:

@@ -124,7 +124,7 @@ def _engine(using: str) -> Engine:
 
 
 def _hint_after_commit(using: str, statement: str) -> None:
-    """On Django's own connection, which is free then. A hint may be lost: the dispatchers poll, too."""
+    """Send the hint on Django's own connection, which is free then. A hint may be lost: the dispatchers also poll."""
     connection: Any = connections[using]
 
     def send() -> None:

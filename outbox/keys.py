@@ -26,7 +26,7 @@ ChildKey = NewType("ChildKey", str)
 
 PARENT_BYTES = 4  # of its parent's id in an entry's: 90 bits remain for its own hash (docs/keys.md)
 _OWN_BITS = 128 - 8 * PARENT_BYTES
-BLOCK_BYTES = 64  # what SHA-256 reads at once: FIPS 180-4, section 1
+BLOCK_BYTES = 64  # SHA-256's block: FIPS 180-4, section 1
 SECRET_BYTES_MIN = 32  # docs/keys.md, rule 4: the size of the HMAC's own output
 OPERATION = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 KID = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -35,7 +35,7 @@ def copy_scope(
 
 
 def _unfinished(tables: Tables, scope: str) -> Iterator[Select[Any]]:
-    """In this order: the end of a request may enqueue entries, and the end of an entry may block its group."""
+    """Count what is unfinished, in this order: a request that ends may enqueue entries, and an entry may block its group."""
     entry, queue, blocked, record = tables.entry, tables.queue, tables.blocked_group, tables.record
     for state in ("accepted", "leased"):
         yield select(func.count()).select_from(record).where(is_open(record, state), record.c.scope == scope)
@@ -53,7 +53,7 @@ def _of_scope(table: Table, scope: str, tables: Tables) -> Select[Any]:
 
 
 def _copy_entries(source: Connection, target: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]]) -> None:
-    """With their ends and their histories. Those of an entry that is there already were copied with it."""
+    """Copy entries with their settlements and histories. An entry that is already there was copied with both."""
     ids = [row["id"] for row in rows]
     present = set(target.execute(select(tables.entry.c.id).where(tables.entry.c.id.in_(ids))).scalars())
     new = [id for id in ids if id not in present]

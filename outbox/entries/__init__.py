@@ -1,1 +1,1 @@
-"""An effect becomes an entry of the app's transaction: its payload, its key, and its status."""
+"""Entries on the app's side: enqueue them, check their payloads, read their status, cancel them."""

@@ -24,7 +24,7 @@ NEVER_REPLAYED = frozenset(
 )
 
 
-# What an app's middleware adds to whatever it answers, for the browser that asks now: CORS and the like (fetch.spec.whatwg.org,
+# What an app's middleware adds to every answer, for the browser that asks now: CORS and the like (fetch.spec.whatwg.org,
 # section 3.3), and what protects a page. They are of this exchange, so a replay has this exchange's.
 ADDED_PREFIXES = ("access-control-", "cross-origin-", "content-security-policy")
 ADDED_HEADERS = frozenset(

@@ -20,7 +20,7 @@ from outbox.requests.responses import Response
 from outbox.times import check_span
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Of a request, by default; its body is held in memory."""
+"""The default limit of a request's body, which is held in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Policy:
     outbox: the `Outbox` that stores the records; by default that of `outbox.configure`.
     strict: accept a key only as a String of RFC 9651, in double quotes.
     wait: how long a request waits while another one uses its key, before it gets 409. None answers 409 immediately.
-    max_waiting: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
+    max_waiting: how many requests of this process, on one engine, may wait at the same time. One more gets 409 at once. Each
         waiting request uses a connection, and a thread if sessions are not async: keep the number far below both. It is
         always less than the engine's `pool_size`.
     retention: how long a retry is answered with the stored response.

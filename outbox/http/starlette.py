@@ -194,7 +194,7 @@ class IdempotencyMiddleware:
 
 
 def _checked_methods(methods: Collection[str]) -> frozenset[str]:
-    """As requests have them. A method that no request has would leave every request unclaimed, unnoticed."""
+    """The methods in upper case, as requests have them. With any other spelling no request would be claimed, unnoticed."""
     if isinstance(methods, str):
         raise ConfigurationError(f"methods must be a collection of names, such as ('POST', 'PATCH'), not {methods!r}")
     return frozenset(method.upper() for method in methods)

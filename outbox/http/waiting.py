@@ -1,4 +1,4 @@
-"""How many requests wait at once for the answer of the one in flight: few, so that they take no connections from the others."""
+"""Limits how many requests wait at the same time for the one in flight, so that other requests get connections."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,14 +13,14 @@ from outbox.sql.key_locks import wait_for_lock
 from outbox.sql.schema.tables import Tables
 
 MAX_WAITING = 2
-"""By default. A server of four threads still has one for others, beside these and the request that they wait for."""
+"""The default. A server of four threads then still has one for other requests: three wait, or are waited for."""
 
 _lock = Lock()
 _waiting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # of this process, whichever route they are for
 
 
 def limited_wait(max_waiting: int) -> Callable[[Connection, Tables, UUID, timedelta], bool]:
-    """`wait_for_lock` for as many at once as may wait; for one more it returns False without waiting."""
+    """`wait_for_lock` for as many requests as may wait at the same time; for one more it returns False without waiting."""
 
     def wait(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
         pool = connection.engine.pool

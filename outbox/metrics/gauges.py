@@ -121,7 +121,7 @@ def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
 
 
 def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
-    """For how many days to come there is a partition for bodies; None in the ordinary layout. Zero: tomorrow's is missing."""
+    """How many days ahead have a partition for bodies; None in the ordinary layout. Zero: tomorrow's is missing."""
     layout = read_layout(connection, tables)
     return layout.ahead if layout is not None and layout.is_on else None
 

@@ -97,7 +97,7 @@ def _functions(connection: Connection, schema: str | None, prefix: str) -> Itera
 
 
 def _without_bodies(operations: list[MigrateOperation], schema: str | None, prefix: str) -> list[MigrateOperation]:
-    """Without dropping what `outbox db partition` made, which no metadata knows."""
+    """The operations without those that drop what `outbox db partition` made, which no metadata contains."""
     bodies = body_tables(prefix)
 
     def drops_bodies(operation: MigrateOperation) -> bool:

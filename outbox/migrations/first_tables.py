@@ -91,7 +91,7 @@ class Maker:
         return sa.CheckConstraint(condition, name=self.prefix + name)
 
     def storable(self, name: str, *columns: str) -> sa.CheckConstraint:
-        """That these columns are instants which every driver reads back in every time zone."""
+        """The check that these columns are instants which every driver reads back in every time zone."""
         if self.kind.stores_integers:
             low, high = "0", "253402214400000000"
         else:

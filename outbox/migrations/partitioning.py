@@ -14,7 +14,7 @@ from outbox.sql.schema.identifiers import literal, quoted
 from outbox.sql.schema.tables import Tables, tables_of
 
 ADDING_LOCK = int.from_bytes(b"body")
-"""The advisory lock, of a transaction, under which partitions are made: two dispatchers at once make each of them once."""
+"""The advisory lock, of a transaction, under which partitions are made: concurrent dispatchers make each of them once."""
 
 
 def partition(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from outbox.sql.schema.identifiers import literal, quoted
 
 AUDIT_KEPT_DAYS = 400
-"""As long as maintenance keeps decisions."""
+"""How long maintenance keeps decisions."""
 
 _IS_OWNER = "pg_has_role(current_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = TG_RELID), 'USAGE')"
 
@@ -85,8 +85,9 @@ def guard_audit(schema: str | None, prefix: str) -> Iterator[str]:
 
 
 def _function(name: str, body: str, *tables: str) -> str:
-    """With a search path of its own: the one of who decides leads its functions and operators nowhere else. tables: what `body`
-    names as `%1$s`, ...
+    """A function with its own search path, so that the caller's path cannot replace its functions and operators.
+
+    tables: what `body` names as `%1$s`, ...
     """
     named = "".join(f", {in_full(table)}" for table in tables)
     return f"""DO $outbox$ BEGIN EXECUTE format($make$

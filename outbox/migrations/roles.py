@@ -1,8 +1,8 @@
 """The rights of the database's roles: who may do what with the outbox's tables.
 
-What a right on a table cannot say, three more things do. A trigger refuses whatever enters the queue but a new entry, as
-`enqueue` writes it. Policies on the records let the app change a request that is open, and delete one that has expired. The
-triggers of `role_guards` keep waiting entries, ids and the audit log.
+A right on a table is not precise enough, so three more things limit the roles. A trigger refuses every new row of the queue
+except a new entry, as `enqueue` writes it. Policies on the records let the app change a request that is open, and delete one
+that has expired. The triggers of `role_guards` keep waiting entries, ids and the audit log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ APP = {
     "kid": "SELECT",
 }
 
-# FOR UPDATE, by which maintenance runs at once keep out of each other's way, asks for the right to update a column, if only one:
-# the id, which `guard_ids` keeps as it is.
+# Concurrent maintenance runs divide the rows by FOR UPDATE, which needs the right to update at least one column: the id, which
+# `guard_ids` keeps unchanged.
 MAINTENANCE = {
     "entry": "SELECT, UPDATE (id), DELETE",
     "queue": "SELECT",
@@ -94,7 +94,7 @@ OPERATOR = {
 }
 
 OF_THE_ENTRY = {"ordering_key", "position", "fair", "scope"}
-"""What a new row of the queue may have beside what it must: of its entry. Every other column that may be NULL is."""
+"""The optional columns that a new row of the queue may have from its entry. Every other column that may be NULL is NULL."""
 
 NOT_PORTABLE = (
     "has no such roles: CockroachDB has no rights on columns, and neither it nor YugabyteDB has triggers with transition tables."

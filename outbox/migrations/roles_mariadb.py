@@ -10,12 +10,12 @@ from typing import NamedTuple
 from outbox.sql.schema.tables import key_lock, tables_of
 
 Rights = Mapping[str, str]
-"""By the name of a table without the prefix: what a role may do with it, as GRANT takes it."""
+"""What a role may do with each table, as GRANT takes it, by the table's name without the prefix."""
 
 LOCKING = {"key_lock": "SELECT, INSERT, UPDATE (id), DELETE"}  # an upsert asks for UPDATE, though it finds no row
 CANCELLING = {"queue": "SELECT, INSERT, UPDATE (due_at), DELETE", "settlement": "SELECT, INSERT"}
 VISIBLE = "REFERENCES"
-"""With it a role sees that a table exists, and its columns, so that `check` can ask. It reads no row and changes nothing."""
+"""The right to see that a table exists, and its columns, as `check` asks. It reads no row and changes nothing."""
 
 ON_TABLES = (
     *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "INDEX", "ALTER", "CREATE VIEW"),

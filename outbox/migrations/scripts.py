@@ -74,9 +74,9 @@ def without_alembic() -> SchemaError:
 
 
 def home() -> Path:
-    """Where the migrations lie: inside the package in a wheel, beside it in a checkout."""
+    """Where the migrations are: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / "_migrations", package.parent / "alembic"):
         if (folder / "versions").is_dir():  # in site-packages `../alembic` is Alembic itself, which has none
             return folder
-    raise SchemaError(f"the migrations are not beside {package}: reinstall sqlalchemy-outbox")
+    raise SchemaError(f"the migrations are not next to {package}: reinstall sqlalchemy-outbox")

@@ -38,8 +38,8 @@ class BlockOptions(NamedTuple):
     """How a block works in its session. A request over HTTP changes them: see `change_options`.
 
     savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for the request in flight.
-    owns_transaction: whether who has opened it ends the session's transaction with it, in every case. Then no commit can follow
-        what the block has lost: an error, and a rollback of the handler's, pass as they are.
+    owns_transaction: whether the opener of the block always ends the session's transaction with it. Then nothing can commit
+        after the block has lost its work, so an error or a rollback of the handler passes unchanged.
     """
 
     owns_transaction: bool = False

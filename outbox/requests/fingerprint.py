@@ -228,7 +228,7 @@ def _object(items: Iterable[tuple[Any, Any]]) -> str:
 
 
 def _items(mapping: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    """Its members. Of one that holds several values of a name (a form, a query) its `items` are one value of each."""
+    """The members, with every value of a name. A form or a query may have several, and its `items` has only one of them."""
     every: Any = next((found for name in _EVERY_VALUE if (found := getattr(mapping, name, None))), None)
     return mapping.items() if every is None else ((name, list(every(name))) for name in set(mapping))
 
@@ -243,7 +243,7 @@ def _member_name(name: Any) -> tuple[bytes, str]:
 
 
 def _decimal(number: Decimal) -> str:
-    """As the float that says the same, if there is one; else in full: two amounts that round to one float stay apart."""
+    """The number as the equal float, if there is one, else in full: so two amounts that round to one float stay different."""
     if not number.is_finite():
         raise NotSerializable(f"{number} in the request is not a JSON number")
     near = float(number)

@@ -112,8 +112,8 @@ class OpenRequest(OpenClaim):
             raise self._open()
 
     def savepoint_ended(self, savepoint: SessionTransaction) -> None:
-        """By `session.rollback()` or `close()`. What this raises keeps the transaction around the block open, with the work of
-        other blocks in it: its later commit must fail.
+        """The savepoint was ended by `session.rollback()` or `close()`. If this raises, the transaction around the block stays
+        open with the work of other blocks, so its later commit must fail.
         """
         if self._savepoint is not None and self._savepoint.is_taken_away(savepoint):
             if self._owns_transaction:  # all of it goes with the block, and the handler may answer with an error

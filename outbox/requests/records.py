@@ -318,7 +318,7 @@ def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
 
 
 def _read_then_lock(connection: Connection, key: RecordKey) -> _Found:
-    """On SQLite there is only one writing transaction, so one read is enough."""
+    """Read the record, lock its key, and read again. SQLite has only one writing transaction, so there one read is enough."""
     found = _read(connection, key)
     is_decided = found.tombstoned or (found.status is not None and not found.expired)
     if dialect_of(connection).is_file or is_decided:

@@ -195,18 +195,18 @@ def _fair(configuration: Configuration, entries: Sequence[NewEntry]) -> dict[str
 
 
 def _present(connection: Connection, tables: Tables, entries: Sequence[NewEntry], written: int) -> set[UUID]:
-    """Which of them the last statement, having written so many, found there."""
+    """The ids that existed before the last statement. written: how many rows it inserted."""
     if written == len(entries):
         return set()
     ids = {entry.id for entry in entries}
     present = _present_before(connection, tables, ids) if written else ids
-    return present if len(present) == len(ids) - written else ids  # better one named wrongly than one let through
+    return present if len(present) == len(ids) - written else ids  # a false DuplicateEntry is safe, a missed one is not
 
 
 def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> set[UUID]:
-    """Which of `ids` the last statement did not write, having written others: a question for the few that meet duplicates.
+    """The `ids` that the last statement did not write, although it wrote others: asked only if there are duplicates.
 
-    Other transactions' rows bear another time. Of this one's, the last statement's have the highest command number.
+    Rows of other transactions have another time. Of this transaction's rows, the last statement's have the highest number.
     """
     entry = tables.entry
     command = cast(cast(literal_column("cmin"), Text), BigInteger)
@@ -224,7 +224,7 @@ _FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destinatio
 
 @lru_cache(MAX_STATEMENTS)
 def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
-    """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
+    """The INSERT into both tables. It returns only the count, which is nearly always enough."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(f"WITH {written} {queue}")
 
@@ -305,7 +305,7 @@ def _insert_one(connection: Connection, configuration: Configuration, entry: New
 
 
 def _insert_on_mariadb(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
-    """Each table's rows in one statement; those with a position in another. Only the first entry of a group is due."""
+    """Write each table's rows in one statement, and those with a position in another. Only a group's first entry is due."""
     tables = configuration.tables
     if len(entries) == 1 and entries[0].ordering_key is None:
         return _insert_alone_on_mariadb(connection, configuration, entries[0])

@@ -51,7 +51,7 @@ class Committing(NamedTuple):
 
 
 class _Wake(Enum):
-    """What is in the queue beside hints."""
+    """Signals to the thread, in the queue of the hints."""
 
     COUNTED = 1
     STOPPED = 2
@@ -194,7 +194,10 @@ class HintSender:
             self._counted.take()
 
     def _store_all(self, waiting: dict[CountTables, Counter[UUID]]) -> Exception | None:
-        """In a transaction for each schema: what fails in one is kept, and keeps back none of the others. Returns a failure."""
+        """Store each schema's counts in a transaction. If one fails, its counts are kept, and the others are stored.
+
+        Returns a failure.
+        """
         failure = None
         while waiting and (failure is None or sqlstate(failure) is not None):  # else the server is out of reach
             tables, counts = waiting.popitem()

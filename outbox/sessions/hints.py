@@ -108,7 +108,7 @@ def harmless(failure: str) -> Iterator[None]:
 
 
 def _is_due(entry: NewEntry) -> bool:
-    """By our clock, which decides nothing here: for what is due later there is no hint."""
+    """Whether the entry is due by this process's clock, which is good enough here: it only decides whether a hint is sent."""
     return not entry.delay and (entry.due_at is None or entry.due_at <= datetime.now(UTC))
 
 
@@ -176,7 +176,7 @@ def _commits(connection: Connection) -> None:
 _lock = Lock()
 _senders: "WeakKeyDictionary[Pool, HintSender]" = WeakKeyDictionary()
 _left_behind: list[object] = []
-"""What a fork has of its parent's: never used, and never closed, as the connections are the parent's."""
+"""Objects that a fork has inherited: never used, and never closed, because the connections are the parent's."""
 
 
 def sender_of(engine: Engine) -> HintSender | None:
@@ -255,5 +255,5 @@ def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterato
 
 
 def woken_token(engine: Engine) -> str:
-    """Of the dispatchers of this process that a commit on such an engine wakes directly."""
+    """Token of the dispatchers of this process that a commit on such an engine wakes directly."""
     return f"{process_token()} {sha256(dialect_of(engine).place(engine).encode()).hexdigest()[:12]}"

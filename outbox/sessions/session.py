@@ -1,4 +1,4 @@
-"""What we keep on a session: the entries that it must still write, the open claim; and the events that tend to them.
+"""The outbox's state on a session (entries to write, the open claim), and the listeners of the session's events.
 
 Entries are written by every flush that has something to flush, before each savepoint, before each commit, and by `flush_all`.
 An entry lives and dies with the savepoint in which it was enqueued: `pending_entries.py` keeps count, by the session's
@@ -40,7 +40,7 @@ class ClaimedParent(NamedTuple):
 
 
 class OpenClaim:
-    """What the session's events ask of a claim. What does not concern it passes.
+    """Hooks that the session's events call on the open claim. The default of each does nothing.
 
     before_commit: of a savepoint, or with None of the transaction. savepoint_ended: committed, rolled back or closed; what it
     raises keeps the session from ending the transaction around the savepoint.
@@ -60,7 +60,7 @@ class SessionState:
 
     pending: the entries that it must still write. hints: those that it has written, for the dispatchers.
     commits: how many commits are in progress, of savepoints and of the transaction, that have written what was pending. No later
-        event of theirs is certain, so that what their listeners still enqueue is written at once.
+        event of these commits is certain, so entries that their listeners still enqueue are written at once.
     is_flushing: a flush is in progress, at whose end all is written.
     is_released: the savepoint that is about to end was released.
     committed: the transaction has committed and is about to end: too late to write anything in it.

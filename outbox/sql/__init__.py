@@ -1,1 +1,1 @@
-"""The tables, and how their statements differ between databases."""
+"""The outbox in the database: its tables, the dialects, locks and ordering, connections and errors."""

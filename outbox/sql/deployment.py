@@ -118,14 +118,15 @@ def require_secrets(connection: Connection, tables: Tables, keyring: Keyring) ->
 
 
 def require_current_secret(connection: Connection, tables: Tables, keyring: Keyring) -> None:
-    """As `require_secrets`, and raise also if only other kids than the current one are recorded: then no dispatcher has it, and
-    none would start beside an entry that was enqueued under it.
+    """Call `require_secrets`, and raise also if only other kids than the current one are recorded.
+
+    Then no dispatcher has the current secret, and none would start after an entry was enqueued under it.
     """
     missing, current = require_secrets(connection, tables, keyring), keyring.current
     if current in missing and connection.execute(select(tables.kid.c.kid).limit(1)).one_or_none() is not None:
         raise ConfigurationError(
-            f"no dispatcher of this database has recorded a secret of kid {current!r}: none would start beside an entry that is"
-            " enqueued under it. Set OUTBOX_SECRET to the app's; after a rotation start a dispatcher with the new secret first"
+            f"no dispatcher of this database has recorded a secret of kid {current!r}: none would start after an entry"
+            " is enqueued under it. Set OUTBOX_SECRET to the app's; after a rotation start a dispatcher with the new secret first"
         )
 
 

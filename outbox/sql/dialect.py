@@ -68,12 +68,12 @@ def dialect_of_url(url: URL) -> "Dialect":
 
 
 def dialect_if_supported(bind: _Bound) -> "Dialect | None":
-    """For what hears of every engine of the process."""
+    """The dialect, or None for another database: for listeners that hear of every engine of the process."""
     return dialect_of(bind) if bind.dialect.name in SUPPORTED else None
 
 
 def dialect_rendered(driver: DriverDialect) -> "Dialect":
-    """For text and values of a dialect of SQLAlchemy; PostgreSQL's if there is no database, as in `str(statement)`."""
+    """The dialect for text of a SQLAlchemy dialect; PostgreSQL's if there is no database, as in `str(statement)`."""
     return dialect_named(driver.name if driver.name in SUPPORTED else "postgresql")
 
 
@@ -109,7 +109,7 @@ def not_supported(database: str) -> ConfigurationError:
 
 
 class Writes(Enum):
-    """How many rows are written at once, and which module of the store claims and settles."""
+    """How many rows one statement writes, and which module of the store claims and settles."""
 
     ARRAYS = "one statement for a batch, with arrays as parameters, CTEs that write, and UPDATE ... RETURNING"
     COMPOUND = "a few statements of text for a batch, some of them BEGIN NOT ATOMIC ... END"
@@ -236,7 +236,7 @@ class Dialect(ABC):
         return value
 
     def read_instant(self, value: Any) -> datetime:
-        """In UTC."""
+        """The instant in UTC."""
         instant: datetime = value.astimezone(UTC)
         return instant
 
@@ -408,7 +408,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def migrating(self, connection: Connection, *, is_callers: bool) -> AbstractContextManager[None]:
-        """In a transaction, alone among migrations, and never long in anyone's way."""
+        """A block for a migration: it runs alone, and never blocks others for long."""
 
     @abstractmethod
     def script_frame(self, driver: DriverDialect, schema: str | None) -> tuple[list[str], list[str]]:

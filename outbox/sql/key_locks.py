@@ -23,7 +23,7 @@ from outbox.sql.statements import deleting_by_index
 
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 PAUSE_SECONDS = 0.02
-"""Between two attempts on MariaDB. A server that waits itself counts in whole seconds, and ends a transaction for a deadlock."""
+"""The pause between two attempts on MariaDB. The server's own wait is in whole seconds, and a deadlock ends the transaction."""
 
 DELETED_AT_ONCE = 1000
 """MariaDB plans no use of the index for more than 32,000 values (optimizer_max_sel_arg_weight), and then refuses the DELETE."""
@@ -164,7 +164,7 @@ _PAUSE = text("SELECT SLEEP(:seconds)")
 @lru_cache(MAX_STATEMENTS)
 def _inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
     """ON DUPLICATE KEY UPDATE, though there is never a row: so each transaction that waits asks for the exclusive lock, and gets
-    it in its turn. A plain INSERT asks for a shared one first, which all get at once, and then they deadlock.
+    it in its turn. A plain INSERT asks for a shared one first: all get it, and then they deadlock.
     """
     name = dialect.identifier_preparer.format_table(table)
     insert = text(f"{before}INSERT INTO {name} (id) VALUES (:id) ON DUPLICATE KEY UPDATE id = id")
@@ -172,4 +172,4 @@ def _inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
 
 
 _AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-"""With a wait of 0 s for a row that is locked, for this statement only."""
+"""Sets the wait for a locked row to 0 s, for this statement only."""

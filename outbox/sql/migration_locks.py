@@ -1,4 +1,4 @@
-"""How a migration stays alone, and never long in anyone's way."""
+"""Locks of migrations: only one migration runs at a time, and it never blocks others for long."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ PostgreSQL, appendix A: unique_violation, and that a table, a schema or an objec
 
 @contextmanager
 def alone_in_file(connection: Connection, *, is_callers: bool) -> Iterator[None]:
-    """On SQLite, as the only writer."""
+    """A block in which this connection is the only writer of a SQLite file."""
     with _lock_named("another connection is writing to this SQLite database"):
         _begin_immediate(connection, is_callers=is_callers)
         yield
@@ -38,7 +38,7 @@ def alone_in_file(connection: Connection, *, is_callers: bool) -> Iterator[None]
 
 @contextmanager
 def alone_in_transaction(connection: Connection, *, has_advisory_locks: bool) -> Iterator[None]:
-    """On PostgreSQL. In the portable mode there is no lock: a run that meets another one is repeated."""
+    """A block that runs alone on PostgreSQL. The portable mode has no lock: a run that meets another one is repeated."""
     dbapi_connection = connection.connection.dbapi_connection
     if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
         raise NoTransaction(
@@ -59,7 +59,7 @@ def alone_in_transaction(connection: Connection, *, has_advisory_locks: bool) ->
 
 @contextmanager
 def alone_in_session(connection: Connection) -> Iterator[None]:
-    """On MariaDB."""
+    """A block that runs alone on MariaDB."""
     holder = (
         f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
     )
@@ -86,7 +86,7 @@ def met_another_run(error: DBAPIError) -> bool:
 
 @contextmanager
 def _alone_on_mariadb(connection: Connection) -> Iterator[None]:
-    """Under a named lock of the session, because each statement that defines a table commits the transaction."""
+    """A block under a named lock of the session, because each statement that defines a table commits the transaction."""
     asked = {"name": f"outbox {connection.engine.url.database}"[:64], "seconds": MIGRATION_WAIT_SECONDS}
     before = connection.execute(text("SELECT @@lock_wait_timeout, @@default_storage_engine")).one()
     if not connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), asked):

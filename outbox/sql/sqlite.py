@@ -1,4 +1,4 @@
-"""SQLite."""
+"""The dialect of SQLite."""
 
 import os
 import re
@@ -110,7 +110,7 @@ class SQLite(Dialect):
         return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING
 
     def server_identity(self, connection: Connection, meta: Table, *, reads_server: bool) -> ServerIdentity:
-        """By the file's number: a copy of it has another."""
+        """The identity by the file's number: a copy of the file has another number."""
         (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
         place = f"file {os.stat(path).st_ino}" if path else None
         return ServerIdentity(database_now(connection), place=place)

@@ -47,13 +47,13 @@ def _refusing(dialect: Dialect) -> Callable[[Any, Any], None]:
 
 
 def _refuse_bytes(connection: Any, record: Any) -> None:
-    """From a client of this encoding psycopg gives bytes for text, with which SQLAlchemy fails at once."""
+    """Refuse the client encoding SQL_ASCII, with which psycopg returns bytes for text, and SQLAlchemy fails."""
     if connection.info.parameter_status("client_encoding") == "SQL_ASCII":
         refuse_other_encoding(connection.info.parameter_status("server_encoding"))
 
 
 def _read_instants(connection: Any, record: Any) -> None:
-    """Whatever DateStyle the role or the database has: psycopg reads instants in ISO's style only."""
+    """Set the DateStyle ISO, the only one that psycopg reads. The role or the database may have another."""
     style = connection.info.parameter_status("DateStyle")
     if style is not None and not style.startswith("ISO"):
         connection.execute("SET DateStyle = ISO")

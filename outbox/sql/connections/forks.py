@@ -21,10 +21,10 @@ _OPENED_BY = "sqlalchemy-outbox process"
 """The key in a pooled connection's `info` for the id of the process that opened it."""
 
 _records: WeakSet[ConnectionPoolEntry] = WeakSet()
-"""Of the pooled connections that this process has opened, or that were seen."""
+"""The records of the pooled connections that this process has opened, or that were seen."""
 
 _watching: WeakKeyDictionary[Dialect, int] = WeakKeyDictionary()
-"""Of each engine's dialect, which its options share: the process that began to watch it."""
+"""The process that began to watch each engine's dialect, which the engine's options share."""
 
 _engines: WeakSet[Engine] = WeakSet()
 _left_behind: list[object] = []

@@ -6,7 +6,7 @@ from outbox.sql.dialect import dialect_of
 
 
 def place_of(engine: Engine | None) -> str:
-    """For "the database 'shop' at db.internal:5432"; for SQLite the file. Parts that the URL does not have are left out."""
+    """The address as in "the database 'shop' at db.internal:5432"; for SQLite the file. Parts that the URL lacks are left out."""
     if engine is None:
         return "of an unknown engine"
     url = engine.url

@@ -40,7 +40,7 @@ def require_utf8(connection: Connection) -> None:
 
 
 def require_encodings(connection: Connection) -> None:
-    """For PostgreSQL."""
+    """Raise unless this server is PostgreSQL, and its encodings are UTF-8."""
     pooled: Any = connection.connection
     if _IS_UTF8 in pooled.info:
         return

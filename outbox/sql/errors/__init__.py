@@ -1,1 +1,1 @@
-"""What errors say: of drivers, of missing tables, and without the values of statements."""
+"""Errors of the database: what drivers report, missing tables, and statements without their values."""

@@ -1,1 +1,1 @@
-"""MariaDB."""
+"""The parts that only MariaDB needs."""

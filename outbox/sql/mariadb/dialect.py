@@ -1,4 +1,4 @@
-"""MariaDB, with or without Galera."""
+"""The dialect of MariaDB, with or without Galera."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -68,12 +68,12 @@ class MariaDB(Dialect):
         return value.astimezone(UTC).replace(tzinfo=None)
 
     def read_instant(self, value: Any) -> datetime:
-        """It is text for a parameter in a list of columns."""
+        """The instant in UTC. A value is text if it was a parameter in a list of columns."""
         naive = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         return naive.replace(tzinfo=UTC)
 
     def scripted_type(self, type: TypeEngine[Any]) -> TypeEngine[Any] | None:
-        """As the server names it after our migrations, because Alembic compares these names."""
+        """The type as the server names it after our migrations, because Alembic compares these names."""
         if isinstance(type, Instant):
             return mysql.DATETIME(fsp=6)
         if isinstance(type, Uuid):
@@ -119,7 +119,7 @@ class MariaDB(Dialect):
         mariadb_settings.require_settings(connection)
 
     def isolation_level(self, connection: Connection) -> str:
-        """Of the session."""
+        """The isolation level of the session."""
         level: str = connection.execute(mariadb_settings.ISOLATION).scalar_one()
         return level.replace("-", " ").upper()
 
@@ -167,7 +167,7 @@ class MariaDB(Dialect):
         return migration_locks.alone_in_session(connection)
 
     def script_frame(self, driver: DriverDialect, schema: str | None) -> tuple[list[str], list[str]]:
-        """Each statement commits by itself."""
+        """Only settings: each statement commits by itself."""
         return [migration_locks.MARIADB_SESSION], []
 
     def why_no_schema(self, schema: str) -> str | None:

@@ -16,10 +16,10 @@ from outbox.times import MICROSECOND
 
 
 def insert_entry(connection: Connection, tables: Tables, entry: Mapping[str, Any], queued: Mapping[str, Any]) -> bool:
-    """Write an entry without an ordering key. Returns False, having written nothing, if its id is there.
+    """Write an entry without an ordering key. Returns False, and writes nothing, if its id exists.
 
     entry: the values of its row, with the `due_at` and the `delay` that the app gave, or None. queued: what else the queue row
-    has, its id too, beside the due time and what is equal for all.
+    has, its id too, besides the due time and what is equal for all.
     """
     stored = {name: value for name, value in entry.items() if name not in ("due_at", "delay")}
     delay: timedelta | None = entry["delay"]

@@ -71,7 +71,7 @@ def is_galera_node(connection: Connection) -> bool:
 
 
 def _is_replicated(connection: Connection) -> bool:
-    """On Galera a new connection may be the first one to another node, so it waits until that has what the others committed."""
+    """Whether this is Galera. Then the new connection may lead to another node, and waits for what the others committed."""
     is_replicated = bool(connection.execute(_REPLICATED).scalar())
     if is_replicated:
         apply_all(connection)

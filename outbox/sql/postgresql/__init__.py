@@ -1,1 +1,1 @@
-"""PostgreSQL, and its portable mode."""
+"""The parts that only PostgreSQL and its portable mode need."""

@@ -1,4 +1,4 @@
-"""PostgreSQL."""
+"""The dialect of PostgreSQL."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -73,7 +73,7 @@ class PostgreSQL(Compatible):
         return key_locks.try_advisory(connection, id)
 
     def wait_for_key(self, connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
-        """For a shorter statement_timeout, or until PostgreSQL detects a deadlock. The caller's own lock_timeout stays."""
+        """Wait at most for `budget` or statement_timeout, or until a deadlock. The caller's own lock_timeout stays."""
         return key_locks.wait_for_advisory(connection, id, budget)
 
     def require_usable(self, connection: Connection) -> None:

@@ -10,7 +10,7 @@ from outbox.sql.schema.identifiers import quoted_table
 from outbox.sql.schema.tables import Tables
 
 MAX_IDS = 1000
-"""In each schema so many records' counts are kept while they cannot be written; those of others are dropped."""
+"""The counts of so many records are kept for each schema while they cannot be written; those of others are dropped."""
 
 
 class CountTables(NamedTuple):

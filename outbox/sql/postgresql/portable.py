@@ -1,8 +1,8 @@
 """The dialects of the portable mode: PostgreSQL's, at SERIALIZABLE, without SKIP LOCKED, and under a name of their own.
 
-`portable+psycopg://user@host/shop` in an engine's URL chooses the mode. Every part of the outbox that asks for a dialect's name
-then takes the plain statements, as on SQLite. Where they would skip rows that are locked, they lock nothing: the server lets one
-of two transactions commit, and ends the other with SQLSTATE 40001.
+`portable+psycopg://user@host/shop` in an engine's URL chooses the mode. The outbox's own dialect, `portable_dialect`, then takes
+the plain statements, as on SQLite. Where they would skip rows that are locked, they lock nothing: the server lets one of two
+transactions commit, and ends the other with SQLSTATE 40001.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The functions that the outbox has on PostgreSQL: their SQL, their names, what makes and drops them beside the tables."""
+"""The functions that the outbox has on PostgreSQL: their SQL, their names, and what makes and drops them with the tables."""
 
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ def suspended_sql(meta: str) -> str:
 
 
 def _cancel(schema: str | None, prefix: str) -> str:
-    """By which the app, and an operator for an entry that no dispatcher serves, cancel one: their roles may not delete otherwise.
+    """The function that cancels an entry for the app, or for an operator if no dispatcher serves it: they may not delete rows.
 
     It deletes only what was never possibly sent, nothing in a database that may have forgotten, nothing that has settled and
     that a restore brought back into the queue, and lets the next of its group
@@ -103,7 +103,7 @@ END""".strip()
 
 
 def _body_of(schema: str | None, prefix: str) -> str:
-    """By which a body is read that is in its day's partition: `outbox.sql.schema.body_partitions`.
+    """The function that reads a body in its day's partition: `outbox.sql.schema.body_partitions`.
 
     It has the rights of who calls it. EXECUTE plans for the day that is asked for: no other day's partition is opened or
     locked, whereas a prepared plan would lock all of them. NULL: the partition is gone.
@@ -122,7 +122,7 @@ $read$""".strip()
 
 
 def _claim_key(schema: str | None, prefix: str) -> str:
-    """By which a request asks for its key in one round trip: `outbox.requests.records`.
+    """The function by which a request claims its key in one round trip: `outbox.requests.records`.
 
     It finds the record, and unless that or a tombstone has an answer tries the key's lock and reads it again: each query in it
     has a snapshot of its own, so that under the lock it sees what the lock's last holder has committed. Not where the

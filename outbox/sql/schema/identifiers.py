@@ -5,7 +5,7 @@ from sqlalchemy import Dialect, MetaData, Table, make_url
 from outbox.errors import InvalidValue
 
 POSTGRESQL: Dialect = make_url("postgresql://").get_dialect()()
-"""For SQL as text, without a database."""
+"""The dialect for SQL as text, without a database."""
 
 MAX_NAME_BYTES = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
 MAX_PREFIX_BYTES = 32

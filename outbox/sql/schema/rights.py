@@ -51,5 +51,5 @@ def right_of(tables: Tables, column: Column[object]) -> Right | None:
 def without_right(
     tables: Tables, columns: Collection[Column[object]], rights: Collection[Right]
 ) -> frozenset[Column[object]]:
-    """Those of the columns that none of these rights reads."""
+    """The columns that none of these rights reads."""
     return frozenset(each for each in columns if not {right_of(tables, each)} <= {None, *rights})

@@ -109,7 +109,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
 
 
 def _set_collation(table: Table, connection: Connection, **rest: object) -> None:
-    """Only now: with options in its definition, a table would load SQLAlchemy's dialect for MariaDB in every process."""
+    """Set the table's options late: in its definition they would load SQLAlchemy's dialect for MariaDB in every process."""
     if (dialect := dialect_if_supported(connection)) is not None:
         table.kwargs.update(dialect.table_options)
 
