@@ -89,7 +89,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "Settlement": "callbacks",
     "Suspended": "errors",
 }
-"""In which module each name lives."""
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
 CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that an operator cancelled and others serve
 PINNED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that was sent in another form, as in a deploy
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
-MAX_CRASHES = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
+MAX_CRASHES = 2  # consecutive senders that crashed with an entry; then it is no longer sent with the same others
 CANCELLED_IN_DOUBT = "an operator cancelled it after the database was restored, but it may have been sent before"
 TOO_LATE = "it may have been sent, and the service may have forgotten its key"
 FIRST_SEND = Send()
@@ -148,13 +148,13 @@ def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) 
 
 
 def _crashes(entry: ClaimedEntry) -> int:
-    """How many senders in turn crashed with it: claims without a result since it was enqueued or last set to wait."""
+    """How many consecutive senders crashed with it: claims without a result since it was enqueued or last set to wait."""
     stored = entry.outcome.deliveries
     return 0 if stored is None else max(entry.deliveries - stored - 1, 0)
 
 
 def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition:
-    """It may have crashed its senders, or only have been claimed beside the entry that did: each waits for a different time.
+    """It may have crashed its senders, or only been claimed together with the entry that did: each waits for a different time.
 
     Its age does not end it here: a pause that this process does not know of yet may have stopped the age.
     """

@@ -30,7 +30,7 @@ AFTER_SENDING_OF = {
     "urllib3": ("exceptions.ProtocolError", "exceptions.ReadTimeoutError", "exceptions.MaxRetryError"),
     "botocore": ("exceptions.ConnectionClosedError", "exceptions.ReadTimeoutError", "exceptions.HTTPClientError"),
 }
-"""And after these of the usual clients: `requests.ConnectionError`, for one, means a refused connection or a reset one."""
+"""Exceptions of the usual clients with this meaning: `requests.ConnectionError` is a refused connection or a reset one."""
 
 
 class Operations:
@@ -170,7 +170,7 @@ def _require_unsent(name: str, deferred_on: object) -> None:
 
 
 def _after_sending() -> Iterator[type[BaseException]]:
-    """Of a client that is not imported there is no exception."""
+    """The exceptions after which the service may have got the request. A client that is not imported raises none."""
     yield from AFTER_SENDING
     for package, names in AFTER_SENDING_OF.items():
         if package in sys.modules:

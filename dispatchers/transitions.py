@@ -153,7 +153,7 @@ class AwaitLookup:
 
 @dataclass(frozen=True, slots=True)
 class SendAgain:
-    """It must be sent again: `pending`, after `delay`.
+    """The entry must be sent again: `pending`, after `delay`.
 
     key_epoch: unchanged while the service surely remembers the key, else the next one, and then doubt begins again too.
     absent: a status lookup has proved that it did not happen; attempts and age count on. Else an operator asked for it, and both
@@ -171,7 +171,7 @@ class SendAgain:
 
 @dataclass(frozen=True, slots=True)
 class RetryCallback:
-    """Its outcome is known, but its callback has not committed: store the outcome, and call the callback after `delay`.
+    """The outcome is known, but the callback has not committed: store the outcome, and call the callback after `delay`.
 
     failed: whether the callback failed, which the entry's history reports. Else it did not run, and nothing is counted.
     callback: the name of the callback that this process does not have; a process that has it makes the entry due.

@@ -62,7 +62,7 @@ _HOMES = {
     "StripeAdapter": "stripe.adapter",
     "TemporalAdapter": "workflows.temporal",
 }
-"""In which module each adapter lives. The extra that installs an SDK has the folder's name; a broker's or a workflow
+"""The module of each adapter. The extra that installs an SDK has the folder's name; a broker's or a workflow
 engine's has the file's name."""
 
 _ON_HTTPX = {"HttpAdapter", "RestateAdapter", "StripeAdapter"}

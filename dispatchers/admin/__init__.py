@@ -1,1 +1,1 @@
-"""What an operator reads, decides and checks, as functions. The command line and the dashboard call them."""
+"""The functions for operators: what they read, decide and check. The command line and the dashboard show and call them."""

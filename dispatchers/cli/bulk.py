@@ -214,7 +214,7 @@ def _none(found: "Preview") -> str:
 
 
 def _breakdown(found: "Breakdown") -> Iterator[str]:
-    """As in `  source: 2 app, 1 http`."""
+    """Lines such as `  source: 2 app, 1 http`."""
     from dispatchers.admin.read.plain_values import instant
 
     for name, counts in found.counts.items():
@@ -235,7 +235,7 @@ def _left_alone(found: "Preview") -> list[str]:
 
 @contextmanager
 def _stopping() -> Iterator[Callable[[float], bool]]:
-    """A pause that ends at once, and returns True, if Ctrl-C was pressed, in it or before: so a batch in progress ends first, and
+    """A pause that ends at once, and returns True, if Ctrl-C was or is pressed: so a batch in progress ends first, and
     the counts are exact. A second Ctrl-C ends the batch too.
     """
     pressed = False

@@ -172,7 +172,7 @@ def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str, t
 
     if id is None and filters.has_only(given, "ordering_key"):
         if bulk._replace(yes=False) != NO_BULK:
-            rule = "--ordering-key alone releases its ordering group, at once and whole"
+            rule = "--ordering-key alone releases its whole ordering group"
             raise click.UsageError(
                 f"{rule}: with other options give --suspended too, for the suspended entries of this key"
             )

@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 def over_databases(command: Callable[..., Any], *, is_long: bool = False) -> Callable[..., Any]:
-    """Add `--databases`, beside the options of a target. With it the command runs once for each database. A conflict repeats it.
+    """Add `--databases` to the options of a target. With it the command runs once for each database. A conflict repeats it.
 
     is_long: whether a database that answers may take longer than `DATABASE_SECONDS`.
     """
@@ -81,7 +81,7 @@ def one_database(command: Callable[..., Any], *, found_by: str | None = None) ->
 
 
 of_entry = partial(one_database, found_by="id")
-"""For a command whose argument ID is that of an entry."""
+"""Decorates a command whose argument ID is that of an entry."""
 
 
 def decision_options(
@@ -195,7 +195,7 @@ def _run_over(context: click.Context, path: str, steps: Sequence[Step]) -> None:
 
 
 async def _ask_all(context: click.Context, databases: "dict[str, URL]", steps: Sequence[Step]) -> list[Answer]:
-    """Ask all at once, each on a thread of its own: one that hangs delays the answer, and does not prevent it."""
+    """Ask all at the same time, each on its own thread: one that hangs delays the answer, and does not prevent it."""
     from dispatchers.threads import on_own_thread
 
     async def ask(name: str, url: "URL") -> Answer:

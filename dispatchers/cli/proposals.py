@@ -38,7 +38,7 @@ def outbox_of(env: str | None, target: options.Target) -> "Outbox | None":
 
 
 def configuration_of(env: str | None, target: options.Target) -> "Configuration | None":
-    """As `outbox_of`, its settings."""
+    """The settings of the outbox that `outbox_of` returns, or None."""
     found = outbox_of(env, target)
     return None if found is None else found.configuration
 

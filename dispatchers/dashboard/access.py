@@ -54,11 +54,11 @@ READS: Mapping[Role, frozenset[Right]] = {
     Role.OPERATOR: frozenset({Right.KEYS, Right.DECISIONS}),
     Role.PAYLOAD_READER: frozenset({Right.KEYS, Right.CONTENT}),
 }
-"""Those who decide search for child keys at the service."""
+"""What each role reads beyond what every viewer does. Operators search for child keys at the service."""
 
 
 def rights_of(identity: Identity) -> frozenset[Right]:
-    """What the identity reads beside what every viewer does."""
+    """What the identity reads beyond what every viewer does."""
     return frozenset().union(*(READS[Role(role)] for role in identity.roles))
 
 

@@ -293,7 +293,7 @@ def _require_rights(identity: Identity, query: Any) -> None:
 
 
 def without_slash(path: str) -> Response:
-    """To the same page without the slash at its end, by a relative address: a proxy may know it by another one."""
+    """A redirect to the same page without the final slash, by a relative address: a proxy may use another prefix."""
     return RedirectResponse(f"../{quote(path.rstrip('/').rpartition('/')[2])}")
 
 

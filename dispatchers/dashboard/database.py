@@ -97,7 +97,7 @@ class Databases:
 
     @contextmanager
     def reading_as_operator(self) -> Iterator[Connection]:
-        """As `reading`, where decisions are written: what a replica, or the dashboard's role, cannot show."""
+        """A snapshot of the database that decisions are written to: a replica, or the dashboard's role, may lack its rows."""
         with self._snapshot(self._deciding) as connection:
             yield connection
 
@@ -105,7 +105,7 @@ class Databases:
     def deciding(self) -> Iterator[Connection]:
         """A connection in a transaction that commits at the block's end. Then the dispatchers are woken."""
         with self._deciding.connect() as connection:
-            # Whatever the app's engine has: the row is locked, then compared.
+            # At this level, not the app's engine's: the row is locked, then compared.
             level = dialect_of(connection).isolation
             if level is not None:
                 connection.execution_options(isolation_level=level)

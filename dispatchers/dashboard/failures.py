@@ -1,4 +1,4 @@
-"""A request that cannot be answered: its status, code and text, from whatever error was raised."""
+"""A request that cannot be answered: its status, code and text, from the error that was raised."""
 
 import logging
 from dataclasses import dataclass

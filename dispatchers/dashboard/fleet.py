@@ -38,7 +38,7 @@ class DatabaseSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSummaries:
-    """Of all databases, in the order in which they were named."""
+    """The summaries of all databases, in the order in which they were named."""
 
     databases: list[DatabaseSummary]
 
@@ -86,7 +86,7 @@ class FleetDashboard(AsgiApp):
         return answer if isinstance(found, Identity) else protection.for_script(request, found)
 
     async def _summaries(self, identity: Identity) -> DatabaseSummaries:
-        """Of all databases, read at once."""
+        """The summaries of all databases, read at the same time."""
         return DatabaseSummaries(
             databases=await asyncio.gather(*(member.summary(identity) for member in self._members.values()))
         )

@@ -86,7 +86,7 @@ class PasswordFile:
             return user.identity
         client = "" if request.client is None else request.client.host
         first = self._signing_in.get((name, seen))
-        if first is None:  # a page, and a program at its start, sends several requests at once
+        if first is None:  # a page, and a program at its start, sends several requests at the same time
             first = asyncio.ensure_future(self._sign_in(name, password, seen, client))
             self._signing_in[name, seen] = first
             first.add_done_callback(lambda _: self._signing_in.pop((name, seen), None))
@@ -95,7 +95,7 @@ class PasswordFile:
     async def _sign_in(self, name: str, password: str, seen: bytes, client: str) -> Identity | Response:
         """An unknown name takes as long as a wrong password: the time must not show who is a user."""
         if self._waiting >= MAX_WAITING:
-            return _refused("Too many people sign in at once. Try again.", 503, retry_after=1)
+            return _refused("Too many people sign in at the same time. Try again.", 503, retry_after=1)
         seconds = self._limits.try_now(client, name)
         if seconds is not None:
             return _refused(f"Too many wrong passwords. Try again in {seconds} s.", 429, retry_after=seconds)

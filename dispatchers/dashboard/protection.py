@@ -122,7 +122,7 @@ def _is_local(host: str) -> bool:
 
 
 def checked_origins(origins: Collection[str]) -> frozenset[str]:
-    """As a browser writes them. Raises `ConfigurationError` for what no browser sends as an origin."""
+    """The origins as a browser writes them. Raises `ConfigurationError` for what no browser sends as an origin."""
     if isinstance(origins, str):
         raise ConfigurationError(f"trusted_origins={origins!r}: give a list of origins, such as [{origins!r}]")
     return frozenset(map(_checked_origin, origins))

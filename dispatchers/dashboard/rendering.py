@@ -21,7 +21,7 @@ from dispatchers.dashboard.decision_texts import BULK, TEXTS
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 STAMP = sha256(b"".join(path.read_bytes() for path in sorted(STATIC.rglob("*")) if path.is_file())).hexdigest()[:10]
-"""Of the scripts and styles: part of their addresses, so that a browser may keep each version."""
+"""A hash of the scripts and styles: part of their addresses, so that a browser may keep each version."""
 
 
 @cache
@@ -120,5 +120,5 @@ def bytes_text(count: int | None) -> str:
 
 
 def number_text(value: float) -> str:
-    """With a thin space between thousands."""
+    """The number with a thin space between thousands."""
     return f"{value:,}".replace(",", "\u202f")

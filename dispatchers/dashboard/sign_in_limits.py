@@ -7,18 +7,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 MAX_TRIES = 10
-"""Of one client for one name within `SPAN_SECONDS`: who has forgotten a password tries less often."""
+"""How often one client may try one name within `SPAN_SECONDS`: a user with a forgotten password tries less often."""
 MAX_CLIENT_TRIES = 30
-"""Of one client for all names: several people may share an address."""
+"""How often one client may try all names: several people may share an address."""
 SPAN_SECONDS = 60.0
 REMEMBERED = 10_000
-"""So many clients and names are remembered, those that tried last: some 10 MB."""
+"""How many clients and names are remembered, those that tried last: some 10 MB."""
 MAX_CHARS = 255
-"""Of a name or an address so many characters count: a header may have many more."""
+"""How many characters of a name or an address count: a header may have many more."""
 
 
 class SignInLimits:
-    """Counts tries within the last minute. A try counts from its start, so those that run at once are counted too."""
+    """Counts tries within the last minute. A try counts from its start, so concurrent ones are counted too."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ def _keys(client: str, name: str) -> tuple[tuple[str, str | None], tuple[str, st
 
 
 def network_of(client: str) -> str:
-    """Of an IPv6 address the network of 64 bits, all of whose addresses one client may use."""
+    """The client's address; for IPv6 the network of 64 bits, because one client may use all its addresses."""
     try:
         address = ipaddress.ip_address(client)
     except ValueError:

@@ -21,7 +21,7 @@ MAX_COOLDOWN = timedelta(days=1)
 """One answer stops the whole fleet for this long at most. The entry itself waits for the whole time that the service asks for."""
 
 COOLDOWN_DEFAULT = timedelta(seconds=1)  # if the service gives no time
-BLOCK_SECONDS = 0.1  # a claim takes the rate for this time at once; otherwise each entry would cost a claim of its own
+BLOCK_SECONDS = 0.1  # a claim takes the rate for this time in advance; else each entry would cost a claim of its own
 PERMITS_WAIT = timedelta(seconds=0.25)  # between two checks whether another dispatcher has released a permit
 ROUNDING_SECONDS = 1.5e-6  # three instants are each rounded to a microsecond: the schedule, the wait and the clock
 MAX_DOUBLINGS = 20
@@ -142,7 +142,7 @@ def service_of(destination: str) -> str:
 
 # --- the permits that all dispatchers of a destination share
 # The destination's row stores them by lease token. A claim takes permits while the row is locked. They are released one by one
-# as the sends of the claim end, or all at once when its lease ends: then its dispatcher may have crashed.
+# as the sends of the claim end, or all together when its lease ends: then its dispatcher may have crashed.
 
 NONE_LEFT: Mapping[UUID, int] = MappingProxyType({})
 NONE_UNSENT: Mapping[datetime, int] = MappingProxyType({})

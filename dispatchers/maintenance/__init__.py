@@ -1,1 +1,1 @@
-"""Jobs that run beside the sending: retention, partitions of response bodies, figures for monitoring."""
+"""The scheduled jobs of a dispatcher: retention, partitions of response bodies, and gauges for monitoring."""

@@ -20,7 +20,7 @@ async def forget_old_decisions(run: Run, tables: Tables) -> int:
 
 
 def delete_old_decisions(connection: Connection, tables: Tables) -> int:
-    """As `forget_old_decisions`, in the caller's transaction."""
+    """`forget_old_decisions` in the caller's transaction."""
     before = database_now(connection) - AUDIT_KEPT_FOR
     return sum(_delete_older(connection, table, before) for table in (tables.audit, tables.proposal))
 

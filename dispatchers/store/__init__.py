@@ -1,1 +1,1 @@
-"""The dispatcher's side of the database: the protocol that the pipeline knows, and its SQL."""
+"""The dispatcher's store: the protocol that the pipeline uses, its implementation, and the pipeline's SQL."""

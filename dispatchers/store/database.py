@@ -127,7 +127,7 @@ class DatabaseStore:
         return exchange
 
     async def _make_rows(self, flow_update: FlowUpdate) -> None:
-        """In a transaction of its own: two that insert the same row wait for each other, and must not hold other locks."""
+        """Insert missing rows in a transaction without other locks: two that insert the same row wait for each other."""
         missing = flow_update.decided.union(flow_update.news) - self._made_rows
         if missing:
             await self._run(lambda connection: make_rows(connection, self.tables, missing))

@@ -156,7 +156,7 @@ class Store(Protocol):
 
     @property
     def max_connections(self) -> int | None:
-        """How many connections the engine's pool gives out at once; None if it sets no limit."""
+        """How many connections the engine's pool gives out at the same time; None if it sets no limit."""
         ...
 
     @property

@@ -1,4 +1,5 @@
-"""What the process reports to monitoring: `telemetry.prometheus`, `telemetry.opentelemetry`, and its health over HTTP.
+"""What the process reports to monitoring: metrics, traces, unexpected errors, ids in the log, and its health over HTTP.
 
-Each binding needs the extra of its name. Importing this package loads neither.
+The bindings `telemetry.prometheus` and `telemetry.opentelemetry` need the extra of their name. Importing this package loads
+neither.
 """

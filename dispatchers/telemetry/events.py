@@ -79,7 +79,7 @@ UNSERVED = Levels(
     suspended=False,
     served=False,
 )
-"""Of a database that a fleet names, and that is not served."""
+"""The levels of a database that a fleet names, and that is not served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

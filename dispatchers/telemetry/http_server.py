@@ -16,7 +16,7 @@ from outbox.errors import ConfigurationError
 log = logging.getLogger("outbox.daemon")
 
 CLIENT_SECONDS = 10.0  # for a request and its answer: as long as Prometheus waits for a scrape
-MAX_CLIENTS = 20  # at once; one more ends the oldest
+MAX_CLIENTS = 20  # at the same time; one more ends the oldest
 MAX_HEAD_BYTES = 8192
 TEXT = "text/plain; charset=utf-8"
 REASONS = {
@@ -92,7 +92,7 @@ class HttpServer:
         log.info("serving /metrics, /livez and /readyz at http://%s", listening)
 
     def close(self) -> None:
-        """End at once, whatever the clients do."""
+        """End at once, without waiting for clients."""
         if self._server is not None:
             self._server.close()
         for client in self._clients:

@@ -15,12 +15,12 @@ _database: ContextVar[str | None] = ContextVar("database", default=None)
 
 
 def work_on_database(name: str) -> None:
-    """From now on the lines of this task, and of the tasks that it starts, are about this database of a fleet."""
+    """Set the database of a fleet that is named in the lines of this task and of the tasks that it starts."""
     _database.set(name)
 
 
 def work_on(entry: ClaimedEntry | None) -> None:
-    """From now on the lines of this task, and of the threads that it starts, are about this entry; None for no entry."""
+    """Set the entry that is named in the lines of this task and of the threads that it starts; None for no entry."""
     _entry.set(entry)
 
 
@@ -51,7 +51,7 @@ def ids_of(record: logging.LogRecord) -> dict[str, str]:
 
 
 def _span() -> dict[str, str]:
-    """Of OpenTelemetry's current span; nothing in a process that has not loaded OpenTelemetry."""
+    """The ids of OpenTelemetry's current span; none in a process that has not loaded OpenTelemetry."""
     opentelemetry: Any = sys.modules.get("opentelemetry.trace")
     if opentelemetry is None:
         return {}

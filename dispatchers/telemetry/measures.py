@@ -11,7 +11,7 @@ from dispatchers.telemetry.events import Activity, Backlog, Levels
 from outbox.metrics.measures import Gauge
 
 MAX_NAMES = 100
-"""So many destinations, and so many operations with their destinations, have series of their own."""
+"""How many destinations, and how many operations with their destinations, have series of their own."""
 
 OTHER = "other"
 """The label of all further ones: destinations and operations are chosen by apps, and may be one for each customer."""
@@ -252,7 +252,7 @@ GAUGES: Mapping[type, tuple[Gauge, ...]] = {
 
 
 def values_of(gauge: Gauge, event: Any, names: Names) -> Mapping[tuple[str, ...], float]:
-    """By the values of the labels. Of those under `other`, ages count as the oldest and all else is added up."""
+    """The gauge's values by their labels. Under `other`, ages count as the oldest and all other values are added up."""
     found: dict[tuple[str, ...], float] = {}
     for labels, value in gauge.values(event):
         if value is None:

@@ -183,7 +183,7 @@ class _Spans:
 
 
 def _links(headers: Mapping[str, str]) -> list[Link]:
-    """To the span of the enqueue, if its headers are stored."""
+    """A link to the span of the enqueue, if its headers are stored."""
     enqueued = get_current_span(_PROPAGATOR.extract(headers, Context())).get_span_context()
     return [Link(enqueued)] if enqueued.is_valid else []
 

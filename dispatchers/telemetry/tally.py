@@ -14,7 +14,7 @@ BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 
 """Seconds. A duration is counted in the first bucket whose bound it does not exceed; beyond the last one in one more."""
 
 WAITED = "waited"
-"""In place of a result: how long entries had been due, or enqueued, before their first send."""
+"""The name, in place of a result, for how long entries had been due, or enqueued, before their first send."""
 
 
 class Tallied(NamedTuple):

@@ -58,7 +58,7 @@ _HOMES = {
     "running_stripe": "stripe_service",
     "temporary_postgres": "postgres",
 }
-"""In which module each name lives."""
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:

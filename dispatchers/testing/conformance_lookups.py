@@ -1,4 +1,4 @@
-"""The suite for an adapter's `find`: inherit from `LookupSuite` in a test module, beside the one for its `send`.
+"""The suite for an adapter's `find`: inherit from `LookupSuite` in a test module, in addition to the one for its `send`.
 
     class TestCrmLookups(HttpLookupSuite):         # or LookupSuite, with a remote service of your own
         operation = "crm.contacts.upsert"

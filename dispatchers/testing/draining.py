@@ -1,4 +1,4 @@
-"""For the tests of an app: send all that was enqueued, now.
+"""Sends all that was enqueued, now: for the tests of an app.
 
     asyncio.run(drain(make_dispatcher()))
 
@@ -62,7 +62,7 @@ async def _bring_forward(dispatcher: Dispatcher) -> int:
 
 
 def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime | None, ...]]:
-    """Of each entry that time alone lets go: when it is due, and when its destination lets it pass."""
+    """The times that each entry waits for, if it waits only for time: when it is due, and when its destination sends again."""
     queue, destination = tables.queue.c, tables.destination.c
     columns = (queue.due_at, destination.cooldown_until, destination.breaker_until, destination.rate_at)
     found = (
@@ -77,7 +77,7 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
 
 
 def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
-    """As if all that is kept of what waits had been `span` earlier."""
+    """Move all stored times of waiting entries and destinations back by `span`."""
     queue, destination = tables.queue, tables.destination
     _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
     _shift(connection, destination, span, "cooldown_until", "breaker_until", "rate_at")

@@ -86,7 +86,7 @@ def die() -> None:
 def failpoint(name: str, act: Callable[[], object] = die) -> Iterator[None]:
     """Call `act()` the first time that the process reaches the point `name` within the block.
 
-    An exception of `act` is raised from the function at that point. Not for two threads at once.
+    An exception of `act` is raised from the function at that point. Not for concurrent threads.
     Raises `InvalidValue` for a name that is not in `POINTS`.
     """
     if name not in POINTS:

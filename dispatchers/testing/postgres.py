@@ -4,7 +4,7 @@
         engine = create_engine(server.url)
 
 A supervisor (`postgres_supervisor.py`) runs between the caller and the server: a second interpreter in its own session, so
-that a Ctrl-C at the terminal does not reach it. It watches its parent. When the parent ends, in whatever way, the supervisor
+that a Ctrl-C at the terminal does not reach it. It watches its parent. When the parent ends, in any way, the supervisor
 stops the server and removes the directory. If the supervisor itself is killed, the kernel (Linux) stops the server.
 
 The server listens on a Unix socket in a directory that only this user can enter. It trusts every client; on a TCP port that

@@ -87,7 +87,7 @@ def running_stripe(fake: FakeStripe | None = None, **arguments: Any) -> Iterator
 
 @contextlib.asynccontextmanager
 async def serving(fake: FakeStripe, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `fake` inside a running event loop; yields the port. Leaving breaks off whatever is in progress."""
+    """Serve `fake` inside a running event loop; yields the port. Leaving ends all requests in progress."""
     conversations: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

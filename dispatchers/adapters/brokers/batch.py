@@ -24,7 +24,7 @@ class BatchAdapter(PlacesAdapter):
 
     @abstractmethod
     async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
-        """As `Adapter` describes it."""
+        """Send a batch: see `Adapter.send_batch`."""
 
 
 def messages_of(

@@ -31,12 +31,12 @@ log = logging.getLogger("outbox.dispatcher")
 
 CONNECT_SECONDS: Final = 2  # for one server of several
 MAX_CHECK_SECONDS: Final = 1.5
-"""For its answer about the stream: within CONNECT_SECONDS, so that the reason names the stream."""
+"""The limit for the server's answer about the stream: below CONNECT_SECONDS, so that the reason names the stream."""
 CHECK_SECONDS: Final = 10.0  # how old the knowledge of the stream's configuration may be when a message is sent
 HEADERS_BYTES: Final = 512  # more than the headers of the adapter and of a trace have
 MAX_PINGS_UNANSWERED: Final = 2
 NO_LIMIT: Final = -1
-"""Of the bytes that wait to be written: above a limit, `Client.publish` waits for the server and ignores its cancellation."""
+"""No limit for bytes that wait to be written: above one, `Client.publish` waits for the server and ignores cancellation."""
 
 NOT_WRITTEN: Final = (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError)
 NEVER_WRITTEN: Final = (BadHeaderError, BadSubjectError, MaxPayloadError)
@@ -230,7 +230,7 @@ class NatsConnection:
             self._compare_soon()
 
     def _compare_soon(self) -> None:
-        """At most once in each turn of the event loop."""
+        """Compare soon, at most once in each turn of the event loop."""
         if self._comparing is None:
             self._comparing = self._loop.call_soon(self._end_refused)
 

@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
 
 Numbered: TypeAlias = tuple[int, Message]
-"""With the place of its delivery in the batch."""
+"""A message, with the place of its delivery in the batch."""
 
 Take: TypeAlias = Callable[[Numbered, Outcome | Moved], None]
 

@@ -65,7 +65,7 @@ class RedisConnection:
     async def append(self, commands: Sequence[Arguments], latest: float, take: Take) -> None:
         """Write XADD commands. latest: when they may be written; the wait for their answers has no limit.
 
-        take: called once for each command, with its place and its outcome: at once, or with replicas after all have answered.
+        take: called once for each command, with its place and its outcome: after its answer, or with replicas after all answers.
         """
         try:
             async with asyncio.timeout_at(latest):

@@ -199,7 +199,7 @@ class HttpAdapter(Adapter):
         return outcome_of(answer, reading, result=result, errors_are_stored=self.replays_errors == "all")
 
     def _result(self, answer: Answer, delivery: Delivery) -> Any:
-        """What must be remembered; it happened, whatever `remember` makes of it."""
+        """The result that is stored. The effect has happened, even if `remember` fails."""
         try:
             return self._remember(answer)
         except Exception as error:  # its text may quote the answer

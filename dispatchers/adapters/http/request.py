@@ -109,7 +109,7 @@ class Service:
         return f"{' '.join(sorted(map(str, self.origins)))} key in {self.key_header or 'no header'}"
 
     def _may_pass(self, headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-        """Those of a delivery's headers that can be sent. own: the payload's; they replace the whole trace or none of it."""
+        """The headers of a delivery that can be sent. own: the payload's; they replace the whole trace or none of it."""
         if not headers:
             return {}
         has_trace = any(name.lower() in NAMES for name in (*own, *self.by_name))

@@ -12,7 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 MAX_HEAD_BYTES: Final = 100 * 1024  # limit of the bytes before the body, and of the framing between two parts of it
 SHORT_KEEP_ALIVE: Final = re.compile(r'\btimeout\s*=\s*"?0*[01]?(?!\d)', re.I)
-"""A server that closes idle connections sooner than `connection_pool.KEEP_SECONDS`. Source: RFC 2068, 19.7.1.1."""
+"""A server that closes idle connections sooner than `pool.KEEP_SECONDS`. Source: RFC 2068, 19.7.1.1."""
 BEGINNING: Final = b"HTTP/"  # the parser also accepts answers of other protocols
 
 

@@ -97,11 +97,11 @@ class Connection(asyncio.Protocol):
         return found[0][1] if found else 0
 
     def _is_closing(self) -> bool:
-        """Both are asked, because TLS does not report at once that the connection below it is closing."""
+        """Whether either is closing: TLS does not report at once that the connection below it is."""
         return self._transport is None or self._transport.is_closing() or self._tcp is None or self._tcp.is_closing()
 
     def abort(self) -> None:
-        """Close it at once, whatever is in flight."""
+        """Close it at once, even with a request in flight."""
         if self._transport is not None:
             self._transport.abort()
 

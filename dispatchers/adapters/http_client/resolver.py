@@ -59,7 +59,7 @@ class Resolver:
 
 
 def _found(host: str, port: int) -> list[Address]:
-    """By families in turn, because often all addresses of one family are unreachable: RFC 8305, 4."""
+    """The addresses, their families in turn, because often all of one family are unreachable: RFC 8305, 4."""
     families: dict[int, list[Address]] = {}
     for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         ip, zone = str(address[0]), address[3] if len(address) == 4 else 0

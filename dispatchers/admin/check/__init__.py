@@ -1,1 +1,1 @@
-"""What is wrong: `doctor` checks the environment and the load, `verify` the rows."""
+"""The checks: `doctor` finds what is wrong with the environment and the load, `verify` with the rows."""

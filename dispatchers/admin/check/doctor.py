@@ -1,4 +1,4 @@
-"""`outbox doctor`: reads what `doctor_rules` judge, each check in a read-only transaction with a time limit of its own.
+"""`outbox doctor`: reads the state that `doctor_rules` check, each in a read-only transaction with its own time limit.
 
 It changes nothing. What this role may not read, or what takes too long, is reported as not checked.
 """

@@ -186,7 +186,7 @@ def _lease(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, An
             severity="error",
             text=f"{operation} in {dispatcher.name}: timeout {declared['timeout']:g} s and margin {margin:g} s do not fit into"
             f" the lease of {lease:g} s",
-            meaning="a send can outlive its lease, and another dispatcher then sends beside it",
+            meaning="a send can outlive its lease, and another dispatcher then sends at the same time",
             remedy="shorten the adapter's timeout, or give Dispatcher(lease=...)",
         )
 
@@ -224,7 +224,7 @@ def _pool(dispatcher: DispatcherSeen) -> Iterator[Finding]:
         yield Finding(
             check="pool",
             severity="warning",
-            text=f"{dispatcher.name}: its engine's pool gives {most} connections; {OWN_CONNECTIONS + calls} are used at once",
+            text=f"{dispatcher.name}: its engine's pool gives {most} connections; {OWN_CONNECTIONS + calls} may be in use",
             meaning="claims, maintenance and callbacks wait for one another, and may time out",
             remedy="raise pool_size or max_overflow of the engine, or lower callback_concurrency",
         )
@@ -319,7 +319,7 @@ def vacuum(tables: Sequence[TableHealth]) -> Iterator[Finding]:
             yield Finding(
                 check="vacuum",
                 severity="warning",
-                text=f"{table.name} has {table.dead} dead rows beside {table.alive} live ones: autovacuum lags",
+                text=f"{table.name} has {table.dead} dead rows and {table.alive} live ones: autovacuum lags",
                 meaning="the table grows and claims become slow",
                 remedy="see the check `horizon`; else give autovacuum more workers or a higher cost limit",
             )

@@ -1,7 +1,7 @@
-"""Ask again for what failed or was cancelled: a new entry, with a new child key, of all that the first one has.
+"""Asks again for an entry that failed or was cancelled: a new entry with a new child key, and all else of the first one.
 
-The new entry's discriminator is `again:` and the first one's id. So the two find each other by their keys alone, and a second
-request for the same entry meets the one that is there. Asking again for the new one, if it fails too, makes a third.
+The new entry's discriminator is `again:` and the first one's id. So each finds the other by the keys alone, and a second request
+for the same entry finds the new one. If the new entry fails too, asking again for it makes a third one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -158,8 +158,8 @@ def ask_again(
 
 
 def _with_fair(connection: Connection, configuration: Configuration, entries: Iterable[NewEntry]) -> Configuration:
-    """With the destinations that are fair for the apps, as entries that wait there show: an operator's process has no such
-    setting. An entry without its scope is sent in the order of its due time.
+    """The configuration with the destinations that are fair for the apps, as waiting entries show: an operator's process has no
+    such setting. An entry without its scope is sent in the order of its due time.
     """
     queue = configuration.tables.queue
     fair = set()

@@ -26,7 +26,7 @@ class AuditRow:
 
     action: `retry`, `pause`, `reveal_payload`, ... kind: what `target` is: the id of an entry, the sentence that names several
     entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database. A
-    `proposed_entry` is one of the entries of a proposal; its rows are beside the proposal's own.
+    `proposed_entry` is one of the entries of a proposal; its rows are found together with the proposal's own.
     count: how many of them the decision changed, or showed. login: of the database, on PostgreSQL with the roles of `outbox db
     roles`; an operator can choose the actor's name, but not this.
     """

@@ -200,8 +200,9 @@ class _Batches:
         self._audit_id: int | None = None
 
     def decide(self, ids: Sequence[UUID]) -> Progress:
-        """In one transaction. If that waits too long for a lock, or loses a deadlock, each entry gets a transaction of its own,
-        and those that are still locked are skipped: the app may have locked the ordering group to which a new entry must go.
+        """Decide in one transaction. If it waits too long for a lock, or loses a deadlock, each entry gets its own transaction.
+
+        Entries that are still locked are skipped: the app may have locked the ordering group to which a new entry must go.
         """
         try:
             return self._commit(ids)

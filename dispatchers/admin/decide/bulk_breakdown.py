@@ -1,4 +1,4 @@
-"""What a decision in bulk would meet: its entries by operation, source, parent and state, and some of them as samples."""
+"""The entries that a decision in bulk would change: counted by operation, source, parent and state, with some samples."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from outbox.sql.schema.tables import Tables
 MAX_IDS = 1000  # in one statement
 MAX_SAMPLES = 5
 MAX_VALUES = 5
-"""So many values of each kind are listed; the others are counted together."""
+"""How many values of each kind are listed; the others are counted together."""
 OTHERS = "others"
 
 
@@ -42,7 +42,7 @@ class Breakdown:
 
 
 def break_down(connection: Connection, tables: Tables, wanted: Filter, ids: Sequence[UUID]) -> Breakdown:
-    """Of these entries, which `wanted` has selected. Reads each of them by its key."""
+    """Break down these entries, which `wanted` has selected. Reads each of them by its key."""
     entry, rows = tables.entry, wanted.rows(tables)
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("operation", "source", "parent", "state")}
     rest = iter(ids)

@@ -1,4 +1,4 @@
-"""What has become of a decision in bulk: how many of its entries a dispatcher has not settled yet."""
+"""The progress of a decision in bulk: how many of its entries a dispatcher has not settled yet."""
 
 from collections.abc import Sequence
 from itertools import islice

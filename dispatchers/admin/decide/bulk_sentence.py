@@ -1,6 +1,6 @@
-"""What a decision in bulk says of itself: the sentence that an operator confirms, and the command that does the same. Pure.
+"""A decision in bulk in words: the sentence that an operator confirms, and the equivalent command. Pure.
 
-Both have every condition of the filter, with its values written out, so that two different filters never read alike.
+Both have every condition of the filter with its values in full, so that two different filters never have equal texts.
 """
 
 import shlex

@@ -23,7 +23,7 @@ from dispatchers.stored_outcome import MalformedOutcome
 from outbox.sql.schema.tables import Tables
 
 MAX_EVENTS = 200
-"""Of one entry, the latest: an entry that is looked up every hour for a month has more."""
+"""How many events of one entry are read, the latest: an entry that is looked up every hour for a month has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a decision about entries writes: to their rows of the queue, which the caller has locked, and to the entries' histories.
 
-Whether the decision is allowed, `decision_rules` says before. The audit log is the caller's. However many the entries are, each
-function sends a few statements.
+`rules` has allowed the decision before, and the caller writes the audit log. Each function sends a few statements, however many
+entries there are.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -209,7 +209,7 @@ def _is_another_unserved(
 
 
 def _settle_cancelled(connection: Connection, tables: Tables, rows: Sequence[Row[Any]], reason: str) -> None:
-    """On PostgreSQL by the function that the app has too: the operator's role may not delete a row of the queue."""
+    """Settle cancelled entries. On PostgreSQL the app's function does it: the operator's role may not delete queue rows."""
     if dialect_of(connection).has_functions:
         _cancel_by_function(connection, tables, rows, reason)
         return

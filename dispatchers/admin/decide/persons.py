@@ -10,7 +10,7 @@ _IGNORED: Final = (
     *((0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x3164, 0x3164), (0xFE00, 0xFE0F)),
     *((0xFFA0, 0xFFA0), (0xE0100, 0xE01EF)),
 )
-"""Beside them, from the first to the last, the letters and marks without a shape of their own. Source: Unicode,
+"""Further ranges that cannot be seen: letters and marks without a shape of their own. Source: Unicode,
 DerivedCoreProperties.txt, Default_Ignorable_Code_Point."""
 
 

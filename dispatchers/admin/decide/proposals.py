@@ -127,7 +127,7 @@ def withdraw(connection: Connection, tables: Tables, id: UUID, *, actor: str) ->
 
 
 def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> Row[Any]:
-    """The proposal, locked: of two who confirm at once, the second finds it confirmed."""
+    """The proposal, locked: of two who confirm at the same time, the second finds it confirmed."""
     check_decision(actor, None)
     locked = select(tables.proposal).where(tables.proposal.c.id == id).with_for_update()
     row = connection.execute(locked).one_or_none()

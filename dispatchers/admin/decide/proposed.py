@@ -1,4 +1,4 @@
-"""What is proposed: the decision as it is stored, its entries, and how a proposal is read."""
+"""Proposals as they are stored: the decision, its entries, and how both are read."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ from outbox.sql.schema.rights import Right, without_right
 from outbox.sql.schema.tables import Tables
 
 ENTRIES_LISTED = 5
-"""Of each proposal in a list so many entries are read."""
+"""How many entries of each proposal in a list are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Resume after a failover, a restore or a copy, on an operator's decision: unsettled entries count as maybe sent.
 
-Every send that the database forgot was claimed after the last identity that survived. So doubt begins there, and the window in
-which an entry may be sent again counts from there; whatever its row says, nothing of it is known to have failed.
+Every send that the database forgot was claimed after the last stored identity that the database still contains. So doubt begins
+at that time, and so does the window in which an entry may be sent again. An entry's row does not prove that no send succeeded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +199,7 @@ def _foreign(connection: Connection, tables: Tables, ids: Sequence[UUID], env: s
 
 
 def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) -> int:
-    """Those of the deployment that this database was copied from: it is that one which sends them."""
+    """Suspend the entries of the deployment that this database was copied from: that deployment sends them."""
     queue = tables.queue
     unsuspended = queue.c.id.in_(foreign) & queue.c.suspended_reason.is_(None)
     return connection.execute(update(queue).where(unsuspended).values(suspended_reason=FOREIGN, due_at=NEVER)).rowcount

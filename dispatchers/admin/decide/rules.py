@@ -35,7 +35,7 @@ def why_not(action: str, row: Row[Any], *, is_suspended: bool) -> str | None:
 
 
 def why_not_in_bulk(action: str, row: Row[Any], now: datetime, *, is_suspended: bool) -> str | None:
-    """As `why_not`, and what has been decided already is left alone: so a decision in bulk may be repeated, or made by two."""
+    """`why_not`, or that it is decided already: so a decision in bulk may be repeated, or made by two operators."""
     try:
         if (why := why_not(action, row, is_suspended=is_suspended)) is not None:
             return why

@@ -1,7 +1,7 @@
 """Which decisions about an entry are safe now, and why the others are not. Pure.
 
-The dashboard offers what is safe, and `uncertain_decisions` refuses what is not, by these functions. What a decision needs beyond
-the entry's state is the service's memory, as live dispatchers declare it.
+By these functions the dashboard offers what is safe, and `uncertain` refuses what is not. A decision depends on the entry's state
+and on the service's memory, as live dispatchers declare it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Decisions about an uncertain entry that depend on what the service remembers: look it up again, or send it again.
 
-Each is refused unless `safe_decisions` finds it safe now. A dispatcher carries it out, and asks once more what is safe then.
+Each is refused unless it is safe now by the rules of `safe`. A dispatcher carries it out, and then checks again what is safe.
 """
 
 from typing import Any, Literal, cast

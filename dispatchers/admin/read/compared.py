@@ -1,4 +1,4 @@
-"""With which columns each parameter compares, on a page, in the JSON API and on the command line: one table for all three.
+"""The columns that each search parameter compares, on a page, in the JSON API and on the command line: one table for all.
 
 A reader without the right to one of these columns may not use the parameter: a right guess and a wrong one would be answered
 differently. `text`, which searches many columns, leaves out those that its reader may not read.

@@ -59,11 +59,11 @@ class DestinationState:
 
 NOT_SENT_SHOWN = 5
 MAX_SHOWN = 200
-"""So many destinations are on one page: with 100,000 it had 100 MB."""
+"""How many destinations are on one page: a page with 100,000 had 100 MB."""
 COUNTED_IN_ALL = 20_000  # an open page asks again every five seconds
 COUNTED_OF_ONE_MIN = 10
 MAX_ESTIMATED = 20
-"""Of so many destinations with more due entries than are counted, their number is estimated: one statement each."""
+"""For how many destinations with more due entries than are counted the number is estimated: one statement each."""
 
 SHARED = (
     *("paused_reason", "cooldown_until", "breaker", "breaker_until", "breaker_failures", "rate_per_second"),
@@ -159,7 +159,7 @@ def _is_throttled(state: DestinationState) -> bool:
 
 
 def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[str, Count]:
-    """Of each destination with unsettled entries; `MAX_COUNTED` of each at most, and fewer where there are many destinations."""
+    """Count the due entries of each destination with unsettled ones: at most `MAX_COUNTED`, fewer with many destinations."""
     read_by_index(connection)
     names = destination_names(tables)
     found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
@@ -185,14 +185,14 @@ def _due(tables: Tables, name: Any, now: datetime) -> Select[Any]:
 
 
 def _count_decided(connection: Connection, tables: Tables) -> dict[str, int]:
-    """By an index that only these entries are in; mostly there are none."""
+    """Count the entries whose outcome is known, by an index that contains only these; mostly there are none."""
     known = tables.queue.c.known
     counted = select(known, func.count()).where(known.is_not(None)).group_by(known)
     return {row[0]: row[1] for row in connection.execute(counted)}
 
 
 def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
-    """By itself, or with its service: `outbox pause stripe` pauses `stripe:acct_1` too."""
+    """Whether it is paused, by itself or with its service: `outbox pause stripe` pauses `stripe:acct_1` too."""
     return any(rows[each].paused for each in (name, service_of(name)) if each in rows)
 
 

@@ -18,7 +18,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """As in `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`."""
+        """A text such as `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`."""
         values = " or ".join(f"{json.dumps(value)} ({', '.join(names)})" for value, names in self.values)
         return f"{self.setting}: {values}"
 
@@ -33,7 +33,7 @@ def readable(dispatchers: Collection[DispatcherSeen]) -> list[DispatcherSeen]:
 
 
 def differences(dispatchers: Collection[DispatcherSeen]) -> list[Difference]:
-    """In what live dispatchers differ that share an operation. What only some of them serve is no difference."""
+    """The differences between live dispatchers that share an operation. One that only some of them serve is no difference."""
     fleet = readable(dispatchers)
     flat = {each.settings_digest: _flat(each.settings) for each in fleet}
     serving: dict[str, set[str]] = {}  # digests: a fleet of a thousand has a few

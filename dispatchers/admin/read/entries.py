@@ -1,7 +1,7 @@
 """What operators can read about entries: lists of entries, and everything that is known about one. `overview` has the state of
 the whole outbox.
 
-Every function takes a Connection and reads in its current transaction. Only `payloads` reads a payload.
+Every function takes a Connection and reads in its current transaction. None returns a payload: `decide.payloads` does.
 """
 
 from collections.abc import Sequence
@@ -245,7 +245,7 @@ def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUI
 
 
 def ids_beginning_with(connection: Connection, id: Any, beginning: str) -> list[UUID]:
-    """As `find_ids`, of any column."""
+    """The ids in any column that begin so, as `find_ids` returns those of entries."""
     lowest, highest = UUID(beginning.ljust(32, "0")), UUID(beginning.ljust(32, "f"))
     found = select(id).where(id.between(lowest, highest)).order_by(id).limit(MAX_CANDIDATES + 1)
     return list(connection.execute(found).scalars())

@@ -127,7 +127,7 @@ def _read_waiting(
 
 
 def parts_of(connection: Connection, tables: Tables, wanted: Filter) -> int:
-    """From how many places of an index a list is read: of what waits, one for each destination."""
+    """How many places of an index a list is read from: one for each destination, if the list is of waiting entries."""
     is_apart = not (wanted.is_ended or _are_uncertain(wanted) or _has_index(wanted))
     if not is_apart or wanted.destination is not None or not dialect_of(connection).has_lateral:
         return 1

@@ -30,7 +30,7 @@ MAX_MARKED_READ = 1000
 """How many due entries at each end of a destination's queue are searched for those."""
 MAX_UNSERVED_OPERATIONS = 10
 MAX_UNREGISTERED_DESTINATIONS = 20
-"""Of how many destinations, those that have waited longest, the operations are compared with what the dispatchers serve."""
+"""For how many destinations, the longest waiting first, the operations are compared with what the dispatchers serve."""
 
 LONG_OVER = timedelta(minutes=1)
 """After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
@@ -259,7 +259,7 @@ def _lags(destinations: Sequence[DestinationOverview]) -> dict[str, timedelta]:
 
 
 def _first_waiting(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
-    """Those due for a while, also if a dispatcher has released them since."""
+    """The ids of entries that have been due for a while, also if a dispatcher has released them since."""
     queue = tables.queue
     since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
     due = queue.c.due_at <= now + RELEASED_WITHIN, since < now - LONG_OVER
@@ -305,7 +305,7 @@ def _is_free(queue: FromClause) -> ColumnElement[bool]:
 
 
 def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, tuple[Any, ...]]:
-    """On what it depends whether a dispatcher serves an entry: its operation, its env, the release that wrote it."""
+    """What decides whether a dispatcher serves an entry: its operation, its env, the release that wrote it."""
     if not ids:
         return {}
     entry = tables.entry

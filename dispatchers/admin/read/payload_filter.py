@@ -43,7 +43,7 @@ class Member(NamedTuple):
         return Member(path, value)
 
     def condition(self, tables: Tables) -> ColumnElement[bool]:
-        """That the entry's payload has this member, with this value."""
+        """The condition that the entry's payload has this member with this value."""
         return _MemberText(tables.entry.c.payload, self.path) == self.value
 
 

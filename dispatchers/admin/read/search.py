@@ -32,7 +32,7 @@ from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
 MAX_ROWS = 250
-"""Of each list so many rows are read: a row that is not in memory takes up to 0.1 ms, and there are six lists."""
+"""How many rows of each list are read: a row that is not in memory takes up to 0.1 ms, and there are six lists."""
 MAX_FOUND = 50
 PART_CHARS_MIN = 4
 ID_DIGITS_MIN = 8

@@ -19,7 +19,7 @@ from outbox.sql.statements import read_by_index
 
 MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds
 MAX_DOUBTFUL = 20_000
-"""So many entries that may have been sent are read to count the uncertain ones: some 20 ms."""
+"""How many entries that may have been sent are read to count the uncertain ones: some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def read_summary(connection: Connection, tables: Tables) -> Summary:
 
 
 def count_uncertain(connection: Connection, tables: Tables) -> Count:
-    """By the index of what may have been sent: an outage leaves many more entries there that are sent again by themselves."""
+    """Count the uncertain entries in the index of entries that may have been sent, of which an outage leaves many more."""
     read_by_index(connection)
     queue = tables.queue
     doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(MAX_DOUBTFUL).subquery()

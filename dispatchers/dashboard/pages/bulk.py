@@ -39,9 +39,9 @@ from dispatchers.dashboard.views import Context, Reading, View
 from outbox.sql.clock import database_now
 
 MAX_MATCHING = 10_000
-"""So many entries may meet the filter: reading them takes about a second, and a form with their ids has 220 kB."""
+"""How many entries may meet the filter: reading them takes about a second, and a form with their ids has 220 kB."""
 PIECE_SECONDS = 2.0
-"""So long a request begins new batches."""
+"""How long a request begins new batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class BulkPage:
     states: of each decision that the filter allows, those that it is about unless the filter names others.
     why_not_again: why this dashboard cannot ask again. sentence: None without a decision, and if more than 10,000 entries meet
     the filter. count: of the entries that would change. left_alone: of the others that meet the filter, how many for which
-    reason. breakdown: of the entries that would change, with samples. parameters, entries: what the action needs, beside a
+    reason. breakdown: of the entries that would change, with samples. parameters, entries: what the action needs, besides a
     reason. second_person: whether another operator must confirm it. command: which does the same, or asks again where this
     dashboard cannot.
     """
@@ -201,7 +201,7 @@ class CountedForm(EntriesWanted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkForm(CountedForm):
-    """As `CountedForm`, with what earlier requests did."""
+    """A `CountedForm` with what earlier requests did."""
 
     done: int = parameter("How many entries earlier requests have changed.", 0, minimum=0, maximum=MAX_MATCHING)
     skipped: Any = parameter("How many they have left alone, for which reason.", None)

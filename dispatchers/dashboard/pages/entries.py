@@ -19,7 +19,7 @@ from dispatchers.dashboard.views import Reading, View
 ENTRIES_DEFAULT = 50
 MAX_ENTRIES = 500
 MAX_ROWS = 20_000
-"""So many rows are compared with a filter for one page: some 100 ms."""
+"""How many rows are compared with a filter for one page: some 100 ms."""
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]

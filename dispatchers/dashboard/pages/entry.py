@@ -95,7 +95,7 @@ def _offers(reading: Reading, found: EntryDetails, case: Case | None) -> list[Of
 
 
 def _failure(connection: Connection, tables: Tables, found: EntryDetails) -> dict[str, Any] | None:
-    """Of its answer only what the operation's adapter declares: what another service answers may be the customer's."""
+    """The part of its answer that the operation's adapter declares: other answers may contain the customer's data."""
     if found.state != "failed" or not isinstance(found.result, Mapping):
         return None
     names = failure_fields(found.operation, read_dispatchers(connection, tables, found.at))
@@ -187,7 +187,7 @@ DECIDE = Action(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevealForm:
-    """Of which entry, and why."""
+    """The entry whose payload is shown, and why."""
 
     id: UUID = parameter("The entry's id.")
     reason: str = parameter("Why you need to see it; it is recorded with your name.")

@@ -12,7 +12,7 @@ from dispatchers.dashboard.views import Reading, View
 REQUESTS_DEFAULT = 50
 MAX_REQUESTS = 500
 MAX_ROWS = 20_000
-"""So many records are compared with a filter for one page: some 50 ms."""
+"""How many records are compared with a filter for one page: some 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dispatchers.dashboard.views import Reading, View
 ENTRIES_DEFAULT = 25
 MAX_ENTRIES = 100
 MAX_ROWS = 20_000
-"""So many rows are compared with a filter for one page: some 100 ms."""
+"""How many rows are compared with a filter for one page: some 100 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Transactions of the store, their limits, and what notices that a server is silent."""
+"""The store's transactions and their limits, the listener for hints, the watchdog for silent servers, the log of outages."""

@@ -71,7 +71,7 @@ def guards_for(lease: timedelta) -> Guards:
 
 
 GUARDS = guards_for(timedelta(seconds=60))
-"""For the default lease, and for callers without a lease."""
+"""The limit for the default lease, and for callers without a lease."""
 
 
 def guard(connection: Connection, guards: Guards = GUARDS) -> None:

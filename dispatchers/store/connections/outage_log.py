@@ -38,7 +38,7 @@ _CLOSED = "the connection was closed"
 _MISNAMED = "a parameter of the URL does not exist"
 _INVALID = "a value in the URL is invalid"
 _LOST = {"08001": "no connection to the server could be made", "08006": _CLOSED}
-"""Of MariaDB's drivers, if no exception of the operating system says more."""
+"""The causes for errors of MariaDB's drivers, if no exception of the operating system has more."""
 
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],

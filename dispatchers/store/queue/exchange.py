@@ -3,8 +3,8 @@
 One row must never stop the others. If the database refuses a batch of outcomes, the batch is halved until the refused outcome
 is found. That outcome is stored without its text, or its entry becomes uncertain, or its entry is suspended. A row that cannot
 be claimed is found in the same way, and suspended. If another transaction has locked the next entry of an ordering group, the
-entry before it is settled a moment later. If the whole was undone in favour of another transaction, such as a claim of the same
-entries on another node of a Galera cluster, the outcomes are stored first, by themselves.
+entry before it is settled a moment later. If the database ended the whole because of another transaction, such as a claim of the
+same entries on another node of a Galera cluster, the outcomes are stored first, without a claim.
 """
 
 import logging

@@ -152,7 +152,7 @@ class NextIsLocked(Exception):
 
 
 def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
-    """In the transaction of the settling: block the groups of failed and uncertain entries, and advance the other groups.
+    """Block the groups of failed and uncertain entries, and advance the others, in the transaction that settles the entries.
 
     Raises `NextIsLocked`.
     """

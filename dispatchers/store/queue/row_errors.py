@@ -24,7 +24,7 @@ def is_of_the_moment(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the whole transaction was undone in favour of another one, and may succeed now. On Galera also at the COMMIT."""
+    """Whether the server ended the transaction because of another one, so it may succeed now. On Galera also at the COMMIT."""
     return sqlstate(getattr(error, "orig", None)) in CONFLICTS
 
 

@@ -31,7 +31,7 @@ from outbox.times import MICROSECOND, NEVER
 ENDS_ALONE = True
 
 MAX_TEXT_CHARS = 2**18
-"""Of the results and reasons of one INSERT: max_allowed_packet is 16 MiB by default."""
+"""The limit for the results and reasons in one INSERT: max_allowed_packet is 16 MiB by default."""
 
 
 # --- claim
@@ -71,7 +71,7 @@ def lock_due(
 
 
 def _read_outcomes(connection: Connection, names: "_Names", ids: Sequence[bytes]) -> dict[bytes, str]:
-    """Of locked rows. Few have one, and with a long text in it the inner SELECT of a claim would write its rows to a file."""
+    """The outcomes of locked rows. Few rows have one, and a long one would make a claim's inner SELECT write rows to a file."""
     if not ids:
         return {}
     found = _run(connection, f"SELECT id, outcome FROM {names.queue} WHERE id IN ({_literals(ids)})")
@@ -89,7 +89,7 @@ def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list
 
 
 def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
-    """As `claimable_at`, with what allows claims at all, and what this process serves and may call."""
+    """The condition `claimable_at`, with what allows claims at all, and what this process serves and may call."""
     conditions, parameters = _allowed(names, quota, request)
     column = "known" if quota.known else "destination"
     conditions += [f"{column} = %s"] if scope is None else ["fair = %s", "scope = %s"]
@@ -267,7 +267,7 @@ def _names(dialect: Dialect, tables: Tables) -> _Names:
 
 
 def _text_of(instant: str) -> str:
-    """As `datetime.fromisoformat` reads it, which takes a tenth of the drivers' own conversion."""
+    """The instant as `datetime.fromisoformat` reads it, in a tenth of the time of the drivers' own conversion."""
     return f"CONCAT({instant}, '+00:00')"
 
 

@@ -1,1 +1,1 @@
-"""What is read and recorded beside the queue: identity, heartbeats, counts and gauges."""
+"""The dispatcher's other rows and queries: identity, heartbeats, counts and gauges."""

@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
 
 Numbered: TypeAlias = tuple[int, Item]
-"""With the place of its delivery in the batch."""
+"""An item, with the place of its delivery in the batch."""
 
 
 class AwsPublisher(BatchAdapter):
