@@ -2,7 +2,7 @@
 
     python -m examples.demo.clients SHOP_URL --orders 300 --results FILE --seed 1
 
-Some hang up after a few milliseconds, whatever the shop is doing then. Some send two requests at once, as after a double
+Some hang up after a few milliseconds, whatever the shop is doing then. Some send two requests at the same time, as after a double
 click. Each result is written when its checkout is done.
 """
 
@@ -21,7 +21,7 @@ from examples.demo.checkout_results import CheckoutResult
 IMPATIENT = 0.25  # of the first attempts end by the client hanging up
 PATIENCE_SECONDS = 10.0
 HASTE_SECONDS = (0.001, 0.03)  # a checkout takes about 10 ms, so that some hang up before its commit and some after
-RACING = 0.2  # of the checkouts send two requests at once
+RACING = 0.2  # of the checkouts send two requests at the same time
 MAX_ATTEMPTS = 30
 CARD, NO_FUNDS = "pm_card_visa", "pm_card_chargeDeclinedInsufficientFunds"  # docs.stripe.com/testing
 
@@ -59,7 +59,7 @@ def checkouts(orders: int, seconds: float, seed: int, run: str, declined: float 
 
 
 async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> CheckoutResult:
-    """Repeat the request until it is answered, from one client or from two at once."""
+    """Repeat the request until it is answered, from one client or from two at the same time."""
     counts: Counter[str] = Counter()
     asking = [ask(http, wish, random, counts) for _ in range(2 if wish.racing else 1)]
     answers = await asyncio.gather(*asking)

@@ -10,7 +10,7 @@ from dispatchers import Dispatcher, Operations, Settlement
 from dispatchers.adapters import SmtpAdapter, StripeAdapter
 from examples.demo.orders import Order
 
-CONCURRENCY = 8  # mails in the hands of a killed dispatcher are uncertain: few at once
+CONCURRENCY = 8  # mails in the hands of a killed dispatcher are uncertain: few at the same time
 
 # Short, so that what a killed dispatcher held is taken up again soon: the lease must outlast the timeout and the margin.
 TIMEOUT = timedelta(seconds=3)

@@ -1,4 +1,4 @@
-"""A temporary folder that goes with the process that made it, in whatever way that ends.
+"""A temporary folder that is deleted when the process that made it ends, in any way.
 
 python folder.py PATH        removes PATH once its standard input has ended
 """

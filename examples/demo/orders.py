@@ -1,4 +1,4 @@
-"""The shop's own table, beside the outbox's: what is committed together with an entry, or with its settling."""
+"""The shop's own table, next to the outbox's: its rows are committed together with an entry, or with its settling."""
 
 from datetime import datetime
 

@@ -57,7 +57,7 @@ class Processes:
         return self._children.start("clients", "examples.demo.clients", arguments)
 
     def start_dashboard(self) -> tuple[Child, str]:
-        """On its usual port, or on another one if that is in use. Returns its address too."""
+        """Start the dashboard on its usual port, or on another one if that is in use. Returns its address too."""
         for port in (DASHBOARD_PORT, 0):
             arguments = ["web", "--port", str(port), "--authenticate", "examples.demo.operators:authenticate"]
             dashboard = self._children.start("dashboard", "dispatchers", arguments, self.environment)

@@ -1,4 +1,4 @@
-"""The final tables: the faults of the run, the uncertain entries, and the remote services' ledgers beside the outbox."""
+"""The final tables: the faults of the run, the uncertain entries, and the remote services' ledgers next to the outbox."""
 
 from collections.abc import Callable, Iterator, Sequence
 

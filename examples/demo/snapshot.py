@@ -78,5 +78,5 @@ class Snapshot:
 
     @property
     def entries(self) -> Tally:
-        """Those of both kinds."""
+        """The entries of both kinds."""
         return Tally(self.charges + self.receipts)

@@ -123,7 +123,7 @@ class OpenShop:
         resolve_one(self._engine, self._files, results, self._processes.environment, self._view)
 
     def start_customers(self) -> Child:
-        """Those of the next minute."""
+        """Start the customers of the next minute."""
         return self._start_clients(LATER_ORDERS, LATER_SECONDS)
 
     def serve(self, customers: Child) -> None:

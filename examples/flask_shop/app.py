@@ -19,7 +19,7 @@ from outbox.http import ClaimedRequest
 from outbox.http.flask import Idempotency, as_response
 
 CUSTOMERS = {"Bearer ada-token": "ada", "Bearer bob-token": "bob"}  # a real shop asks its session store
-LIMIT = 100_000  # cents: what the shop sells to one customer at once
+LIMIT = 100_000  # cents: what the shop sells in one order
 
 
 class Base(DeclarativeBase):
@@ -60,7 +60,7 @@ def create_app() -> Flask:
         amount = request.get_json()["amount"]
         if amount > LIMIT:
             # An error that every retry is to get as well. A plain `abort` would store nothing and free the key.
-            return as_response(claimed.claim.reject(422, {"error": f"at most {LIMIT} at once"}))
+            return as_response(claimed.claim.reject(422, {"error": f"at most {LIMIT} in one order"}))
         order = Order(customer=customer(), amount=amount)
         claimed.session.add(order)
         claimed.session.flush()

@@ -25,7 +25,7 @@ from outbox import migrations
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware, reject
 
 CUSTOMERS = {"Bearer ada-token": "ada", "Bearer bob-token": "bob"}  # a real shop asks its session store
-LIMIT = 100_000  # cents: what the shop sells to one customer at once
+LIMIT = 100_000  # cents: what the shop sells in one order
 
 
 class Base(DeclarativeBase):
@@ -54,7 +54,7 @@ async def place_order(request: Request) -> Response:
         amount = (await request.json())["amount"]
         if amount > LIMIT:
             # An error that every retry is to get as well. A plain HTTPException would store nothing and free the key.
-            return await reject(claimed, 422, {"error": f"at most {LIMIT} at once"})
+            return await reject(claimed, 422, {"error": f"at most {LIMIT} in one order"})
         order = Order(customer=customer_of(request), amount=amount)
         claimed.session.add(order)
         await claimed.session.flush()

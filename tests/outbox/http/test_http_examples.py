@@ -56,7 +56,7 @@ def test_an_example_places_each_order_once(name: str, tmp_path: Path) -> None:
     assert (retry.status_code, retry.content) == (201, first.content)
     assert (other.status_code, other.headers["content-type"]) == (422, "application/problem+json")
     assert stranger.status_code == 401
-    assert [answer.json() for answer in large] == [{"error": "at most 100000 at once"}] * 2
+    assert [answer.json() for answer in large] == [{"error": "at most 100000 in one order"}] * 2
     replayed = [answer.headers.get("idempotent-replayed") for answer in (first, retry, *large)]
     assert replayed == [None, "true", None, "true"]
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", poolclass=sa.NullPool)
