@@ -1,4 +1,4 @@
-"""What the queue keeps of an entry between two claims, in the JSON of its column `outcome`: how it is written and read. Pure.
+"""The stored outcome: what the queue's column `outcome` keeps of an entry between two claims, as JSON. Pure.
 
 The store reads it once, at the claim, into `ClaimedEntry.outcome`.
 """

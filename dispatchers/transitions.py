@@ -1,4 +1,4 @@
-"""What the store returns and receives: claimed entries, and the transitions that end their leases."""
+"""The values that the store returns and receives: claimed entries, and the transitions that end their leases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who asked for what, written as bytes: parent keys, the key ring, ids, and the `ck1` derivation of child keys.
+"""Keys and ids as bytes: parent keys, the key ring, ids, and the `ck1` derivation of child keys.
 
 Pure and deterministic; the same in every language. The specification and its vectors: docs/keys.md.
 """

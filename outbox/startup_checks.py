@@ -1,4 +1,4 @@
-"""What keeps an app from working, found at its start: its settings, its tables, whose database it is, its secrets."""
+"""Finds at its start what keeps an app from working: its settings, its tables, whose database it is, its secrets."""
 
 from collections.abc import Awaitable
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Where an operation's entries go: a subject, topic, queue or routing key of a broker, or a workflow. No I/O."""
+"""The place to which an operation's entries go: a subject, topic, queue or routing key of a broker, or a workflow. No I/O."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""When a service asks to be called again: its Retry-After header."""
+"""The Retry-After header: when a service asks to be called again."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What protects the dashboard in a browser: response headers, the check of a request's origin, and the CSRF token.
+"""The dashboard's protection in a browser: response headers, the check of a request's origin, and the CSRF token.
 
 There is no session. The token is a random value in a cookie that must come back in the form or in a header: only a page of
 this origin can read it from a form.

@@ -1,4 +1,4 @@
-"""What a dispatcher reports to its observer: `Dispatcher(observe=...)`. The bindings count and export it."""
+"""The events that a dispatcher reports to its observer: `Dispatcher(observe=...)`. The bindings count and export it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

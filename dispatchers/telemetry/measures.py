@@ -1,4 +1,4 @@
-"""What is measured of a dispatcher, under its names in Prometheus and in OpenTelemetry, and with which labels.
+"""The measures of a dispatcher, with their names in Prometheus and in OpenTelemetry, and their labels.
 
 The OpenTelemetry names are those of its messaging conventions where there is one; all others begin with `outbox.`.
 """

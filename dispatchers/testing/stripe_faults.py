@@ -1,4 +1,4 @@
-"""What may go wrong at the fake Stripe, and how often."""
+"""The faults of the fake Stripe, and how often each happens."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What the fake Stripe really did: an SQLite file that an audit can read from another process.
+"""The ledger of what the fake Stripe really did: an SQLite file that an audit can read from another process.
 
 Two tables, append-only. An *effect* happened in the world (a charge, a refund). An *answer* is one response, whether
 or not it reached the client.

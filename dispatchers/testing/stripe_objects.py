@@ -1,4 +1,4 @@
-"""What executing a request does at the fake Stripe: payment intents, refunds, customers, and a stand-in for the rest.
+"""The effects of requests at the fake Stripe: payment intents, refunds, customers, and a stand-in for the rest.
 
 Pure: ids and instants are handed in, effects are returned. Payment intents, refunds and customers refuse what Stripe
 refuses: an unknown parameter, a missing amount. Any other path under /v1/ is taken as "create one of these".

@@ -1,4 +1,4 @@
-"""What is stored as JSON: payloads, options, response bodies. Pure."""
+"""Values that are stored as JSON: payloads, options, response bodies. Pure."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is kept of an answer, and what is sent: the first time, and for a retry. Pure."""
+"""The part of an answer that is kept, and the answers that are sent: the first time, and for a retry. Pure."""
 
 from collections.abc import Collection, Iterable
 from enum import Enum, auto

@@ -1,4 +1,4 @@
-"""What a refused request is answered with: a problem document of RFC 9457. Pure."""
+"""Problem documents of RFC 9457: the answers to refused requests. Pure."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What only the database knows: how old the requests are that have no final answer, how large the tables have grown."""
+"""Gauges that are read from the database: how old the requests are that have no final answer, how large the tables have grown."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is measured, under its names in Prometheus and in OpenTelemetry."""
+"""The measures of claims and of the tables, with their names in Prometheus and in OpenTelemetry."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple

@@ -62,7 +62,7 @@ class _Gauges(Collector):
         self._outbox = outbox
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """What there will be: without it, registering would read the database."""
+        """The metrics that `collect` yields: without this method, registering would read the database."""
         return [_up(), *(_family(gauge) for gauges in GROUPS.values() for gauge in gauges)]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

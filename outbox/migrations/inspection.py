@@ -1,4 +1,4 @@
-"""What a database has of the outbox: its revision, and what it lacks."""
+"""Inspects the outbox's tables in a database: their revision, and what is missing."""
 
 from collections.abc import Collection
 

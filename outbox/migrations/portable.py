@@ -1,4 +1,4 @@
-"""What Alembic knows of the portable mode."""
+"""Alembic's support for the portable mode."""
 
 from alembic.ddl.postgresql import PostgresqlImpl
 

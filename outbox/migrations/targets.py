@@ -1,4 +1,4 @@
-"""What a migration may be pointed at: a URL, an engine or a connection."""
+"""The targets of a migration: a URL, an engine or a connection."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

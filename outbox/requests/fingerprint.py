@@ -1,4 +1,4 @@
-"""What identifies a request's content: equal requests have equal fingerprints, different requests have different ones. Pure."""
+"""Fingerprints of requests: equal requests have equal fingerprints, different requests have different ones. Pure."""
 
 import hashlib
 import json

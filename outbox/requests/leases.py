@@ -332,7 +332,7 @@ class LeasedBlock:
 
 @contextmanager
 def logged(lease: Lease) -> Iterator[None]:
-    """What keeps the lease from being ended must not hide the handler's own error: the lease runs out by itself."""
+    """An error when the lease is ended must not hide the handler's own error: the lease expires by itself."""
     try:
         yield
     except Exception as error:

@@ -384,7 +384,7 @@ def _link(engine: Engine) -> _Link:
 
 
 def _quietly(work: Callable[[], object]) -> None:
-    """What comes of closing a connection that may be broken is of no interest."""
+    """Do the work and ignore its errors: it closes a connection that may be broken."""
     try:
         work()
     except Exception as error:

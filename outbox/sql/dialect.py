@@ -208,7 +208,7 @@ class Dialect(ABC):
     # --- facts: the server and its tables
 
     sessions_right: ClassVar[str | None] = None
-    """What lets a role see the sessions of others; None without statistics of tables and sessions."""
+    """The right by which a role sees the sessions of others; None without statistics of tables and sessions."""
 
     has_server_checks: ClassVar[bool] = False
     """Whether the doctor compares settings of the server and its cluster: `server_settings`, `cluster_settings`."""

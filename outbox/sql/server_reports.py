@@ -1,4 +1,4 @@
-"""What a server says of itself and of its tables."""
+"""Reports of a server about itself and its tables: the values that each dialect returns."""
 
 from dataclasses import dataclass
 from datetime import datetime

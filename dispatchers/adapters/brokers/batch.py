@@ -1,4 +1,4 @@
-"""What adapters that send in batches share: `send` as a batch of one, the messages of a batch, and its parts."""
+"""The common part of adapters that send in batches: `send` as a batch of one, the messages of a batch, and its parts."""
 
 import logging
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""What the answers of Kafka and of librdkafka mean. Pure."""
+"""The outcomes of the answers of Kafka and of librdkafka. Pure."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What an answer of NATS JetStream means, and to which subjects and streams the adapter may publish. Pure."""
+"""The outcomes of NATS JetStream's answers, and the subjects and streams that the adapter may publish to. Pure."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What Redis's answers to XADD and WAIT mean. Pure."""
+"""The outcomes of Redis's answers to XADD and WAIT. Pure."""
 
 import re
 from typing import Final, NamedTuple

@@ -1,6 +1,6 @@
-"""What a mail server's answers mean. Pure.
+"""The outcomes of a mail server's answers. Pure.
 
-Before the final dot is handed over, nothing is sent, whatever happens. After it, an answer is an answer (RFC 5321, 4.2.5:
+Before the final dot is handed over, nothing is sent in any case. After it, an answer is an answer (RFC 5321, 4.2.5:
 with 4yz or 5yz the server must not deliver), and without a reply the outcome is unknown.
 """
 

@@ -1,4 +1,4 @@
-"""What an HTTP answer means, or its absence: one row for each status, one for each exception of httpx."""
+"""The outcome of an HTTP answer, or of its absence: one row for each status, one for each exception of httpx."""
 
 import json
 from codecs import BOM_UTF8

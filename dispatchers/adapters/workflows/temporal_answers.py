@@ -1,4 +1,4 @@
-"""What Temporal's answers mean: one row for each status of gRPC. Pure."""
+"""The outcomes of Temporal's answers: one row for each status of gRPC. Pure."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""What an operator decides, with the rules of each decision and its record in the audit log."""
+"""The decisions of operators, with the rules of each and its record in the audit log."""

@@ -1,4 +1,4 @@
-"""What a decision about entries writes: to their rows of the queue, which the caller has locked, and to the entries' histories.
+"""The writes of a decision about entries: to their rows of the queue, which the caller has locked, and to their histories.
 
 `rules` has allowed the decision before, and the caller writes the audit log. Each function sends a few statements, however many
 entries there are.

@@ -1,1 +1,1 @@
-"""What an operator reads: entries, groups, requests, destinations, dispatchers and counts."""
+"""Reads for operators: entries, groups, requests, destinations, dispatchers and counts."""

@@ -1,5 +1,4 @@
-"""What operators can read about entries: lists of entries, and everything that is known about one. `overview` has the state of
-the whole outbox.
+"""Reads for operators: lists of entries, and everything that is known about one. `overview` has the state of the whole outbox.
 
 Every function takes a Connection and reads in its current transaction. None returns a payload: `decide.payloads` does.
 """

@@ -1,4 +1,4 @@
-"""Where a page of a list of entries begins and ends: by keyset, and if asked within a bound of how much is read."""
+"""Finds where a page of a list of entries begins and ends: by keyset, and if asked within a bound of how much is read."""
 
 from collections.abc import Callable
 from dataclasses import replace

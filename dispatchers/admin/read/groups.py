@@ -1,4 +1,4 @@
-"""What operators can read about ordering groups: which of them are blocked and by what, and what waits in one."""
+"""Reads ordering groups for operators: which of them are blocked and by what, and what waits in one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What operators can read about requests: lists of the records, and one record with the entries that it caused.
+"""Reads requests for operators: lists of the records, and one record with the entries that it caused.
 
 A request that is refused because its key belongs to another request (a mismatch) has no record: it is counted at the record of
 the other one (`outbox.sessions.mismatches`).

@@ -1,4 +1,4 @@
-"""What the dispatchers have sent within the last hour, and how long that took: sums of the counts in their heartbeats.
+"""The sends of all dispatchers within the last hour, and how long they took: sums of the counts in their heartbeats.
 
 However large the outbox is, this reads only the counts: a row for each minute, destination, result and bucket of durations. The
 last ten seconds, and what a process that crashed had not reported yet, are missing. `run_once()` reports nothing.

@@ -1,4 +1,4 @@
-"""What keeps a callback from ending the transaction that settles its entry, and what notices that it did.
+"""Keeps a callback from ending the transaction that settles its entry, and notices if it did.
 
 A savepoint is the proof: every COMMIT and ROLLBACK removes it, on each database, also the driver's. It is made before the
 callback and released after it. Statements that would end the transaction are refused before they are sent, and so is every

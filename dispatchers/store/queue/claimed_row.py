@@ -1,4 +1,4 @@
-"""What plain SQL reads of a locked row, and the `ClaimedEntry` that is made of a claimed one, with its JSON parsed."""
+"""The columns that plain SQL reads of a locked row, and the `ClaimedEntry` made of a claimed one, with its JSON parsed."""
 
 import json
 from collections.abc import Mapping, Sequence

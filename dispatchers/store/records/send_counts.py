@@ -1,4 +1,4 @@
-"""What all dispatchers have sent, minute by minute: written with the heartbeats, and kept for a little more than an hour."""
+"""Counts of all dispatchers' sends, minute by minute: written with the heartbeats, and kept for a little more than an hour."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

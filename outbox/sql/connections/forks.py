@@ -74,7 +74,7 @@ def _inherited(opened_by: int) -> ConfigurationError:
 
 
 class _Inherited:
-    """What a fork has in the place of an open connection of its parent: nothing is sent, not even at the end of a session."""
+    """Replaces an open connection of the parent in a fork: nothing is sent, not even at the end of a session."""
 
     def __init__(self, opened_by: int) -> None:
         self._opened_by = opened_by

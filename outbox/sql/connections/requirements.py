@@ -1,4 +1,4 @@
-"""What a connection must be before the outbox uses it: its encoding and dates, the schema of its tables, and the locks of its
+"""Requirements for a connection before the outbox uses it: its encoding and dates, the schema of its tables, and the locks of its
 transaction.
 """
 

@@ -1,4 +1,4 @@
-"""What the errors of the databases' drivers say."""
+"""The errors of the databases' drivers: their SQLSTATEs, and what they mean."""
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 

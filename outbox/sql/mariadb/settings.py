@@ -1,4 +1,4 @@
-"""What a MariaDB server and session must be set to. The server is asked once for each pooled connection."""
+"""The settings that a MariaDB server and session must have. The server is asked once for each pooled connection."""
 
 from typing import Any
 from weakref import WeakSet

@@ -1,4 +1,4 @@
-"""What a MariaDB server says of itself, of its sessions and of the outbox's tables."""
+"""Statistics of a MariaDB server: of itself, its sessions and the outbox's tables."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What PostgreSQL and the servers that are compatible with it have in common."""
+"""The common part of PostgreSQL and of the servers that are compatible with it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

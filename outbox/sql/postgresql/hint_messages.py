@@ -1,4 +1,4 @@
-"""What a hint says, and on which channel: shared by the apps that send hints and the dispatchers that hear them."""
+"""The text and the channel of a hint: shared by the apps that send hints and the dispatchers that hear them."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server says of itself, of its sessions and of the outbox's tables."""
+"""Statistics of a PostgreSQL server: of itself, its sessions and the outbox's tables."""
 
 from collections.abc import Sequence
 

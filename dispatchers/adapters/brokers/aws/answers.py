@@ -1,4 +1,4 @@
-"""What the answers of AWS and the errors of botocore mean. Pure."""
+"""The outcomes of AWS's answers and of botocore's errors. Pure."""
 
 import re
 from collections.abc import Mapping

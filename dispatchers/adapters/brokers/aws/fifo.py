@@ -1,4 +1,4 @@
-"""What SQS FIFO queues and SNS FIFO topics have in common: the deduplication id, the message group and the answer."""
+"""The common part of SQS FIFO queues and SNS FIFO topics: the deduplication id, the message group and the answer."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What the adapters for AWS share: entries of one place are published in batches, and each entry has an outcome of its own."""
+"""The common part of the adapters for AWS: entries of one place are published in batches, and each has its own outcome."""
 
 import asyncio
 from abc import abstractmethod
