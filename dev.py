@@ -357,7 +357,7 @@ def checked(name: str, program: str, *arguments: str, nice: int = 10, **variable
     done = subprocess.run(command, env={**inside(), **variables}, text=True, **streams)
     verdict = "FAILED" if done.returncode else "ok"
     line = f"{name:<15} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
-    # At once, the line's end with it: others run beside it.
+    # Written in one call with the line's end, because other commands run at the same time.
     print(line + (f"{done.stdout}\n" if done.returncode else ""), end="", flush=True)
     return min(done.returncode, 1)
 

@@ -64,8 +64,8 @@ def _outbox(name: str, *settings: str, workers: int = 1) -> Contestant:
 
 
 DEFAULT = _outbox("outbox, default settings")
-TUNED = _outbox("outbox, 1000 at once", "1000")
-TWO = _outbox("outbox, 1000 at once, two processes", "1000", workers=2)
+TUNED = _outbox("outbox, 1000 concurrent", "1000")
+TWO = _outbox("outbox, 1000 concurrent, two processes", "1000", workers=2)
 
 
 def _peer(name: str, program: str, left: str, jobs: int, differs: str, *, wakes: bool = True) -> Contestant:
@@ -86,14 +86,14 @@ PEERS = (
         "procrastinate_peer.py",
         "SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
         2_000,
-        'uvloop, 20 jobs at once, `delete_jobs="always"`: it keeps nothing of a finished job.',
+        'uvloop, 20 concurrent jobs, `delete_jobs="always"`: it keeps nothing of a finished job.',
     ),
     _peer(
         "DBOS",
         "dbos_peer.py",
         "SELECT EXISTS (SELECT FROM dbos.workflow_status WHERE status IN ('ENQUEUED', 'PENDING') AND name = 'noop')",
         2_000,
-        "1000 workflows at once, polls every 0.1 s. It keeps the workflow with its input and output.",
+        "1000 concurrent workflows, polls every 0.1 s. It keeps the workflow with its input and output.",
         wakes=False,
     ),
     _peer(

@@ -116,7 +116,7 @@ def store(engine: Engine, count: int) -> None:
 
 
 def fill(engine: Engine, at_once: threading.Barrier) -> None:
-    """Make the stored entries due, in all databases at once."""
+    """Make the stored entries due, in all databases at the same time."""
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {TABLES}"))
         for table in COPIED:

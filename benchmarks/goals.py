@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness import Report, Series
 
-DEFAULT, TUNED, TWO = "outbox, default settings", "outbox, 1000 at once", "outbox, 1000 at once, two processes"
+DEFAULT, TUNED, TWO = "outbox, default settings", "outbox, 1000 concurrent", "outbox, 1000 concurrent, two processes"
 ALONE = "without"
 
 

@@ -69,7 +69,7 @@ def _measuring(engine: Engine, shop: Shop, clients: int) -> Measure:
 
 
 def _cpu(engine: Engine, shop: Shop, clients: int, keys: list[str]) -> float:
-    """Microseconds of CPU for each request, made by so many clients at once, each over a connection of its own."""
+    """Microseconds of CPU for each request, made by so many concurrent clients, each over its own connection."""
     before = _used(engine, shop)
     with ThreadPoolExecutor(clients) as pool:
         for made in [pool.submit(_post, shop.port, keys[first::clients]) for first in range(clients)]:

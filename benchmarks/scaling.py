@@ -41,7 +41,7 @@ READY_SECONDS = 60.0  # until all processes of a round have started
 SETTLING_SECONDS = 1.0  # and until they are idle
 
 WRITTEN = 8_000  # transactions of one entry in a round
-WRITTEN_AT_ONCE = 200  # transactions of `MANY` entries
+WRITTEN_BY_MANY = 200  # transactions of `MANY` entries
 MANY = 100
 
 SIZE_ENTRIES = 100_000
@@ -137,10 +137,10 @@ def machine_cpu() -> float:
 
 def enqueue(server: Server, size: float) -> Iterator[Series]:
     sides = {
-        f"{counted(number, 'writer')}, {entries} at once": partial(
+        f"{counted(number, 'writer')}, {entries} per commit": partial(
             written, server, number, entries, max(int(transactions * size), STEPS)
         )
-        for entries, transactions in ((1, WRITTEN), (MANY, WRITTEN_AT_ONCE))
+        for entries, transactions in ((1, WRITTEN), (MANY, WRITTEN_BY_MANY))
         for number in PROCESSES
     }
     return interleave(PART, ENQUEUE, sides, rounds(size))

@@ -114,7 +114,7 @@ def _without_disk(report: Report) -> str:
 
 def _short(report: Report) -> str:
     server = median(report, DRAIN, dispatchers(1), "server_us")
-    written = median(report, ENQUEUE, "1 writer, 1 at once", "server_us")
+    written = median(report, ENQUEUE, "1 writer, 1 per commit", "server_us")
     most = max(points(report, DRAIN, PROCESSES), key=lambda point: point[1])
     of_connections = median(report, DRAIN, dispatchers(8), "connections") / 8
     waiting, delivered = (_bytes(report, side) for side in ("an entry that waits", "a delivered entry"))
@@ -171,7 +171,7 @@ too. The input:
 | CPU of the server to pass over a row that another dispatcher has leased | {times.leased_row:.2f} |
 | one flush of the WAL, which all waiting commits share | {times.flush:,.0f} |
 
-The number of entries that a dispatcher claims at once follows the library's own rule. When all cores are busy, the rate is
+The number of entries in a claim follows the library's own rule. When all cores are busy, the rate is
 the number of cores divided by the CPU time of an entry. So these rows test how the CPU time grows with the number of
 dispatchers. Other programs used up to {others:.1f} of the machine's cores meanwhile, and the simulation has only the rest.
 """

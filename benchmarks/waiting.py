@@ -1,4 +1,4 @@
-"""Many entries at once, written by SQL as `enqueue` would write them."""
+"""Many entries in one statement, written by SQL as `enqueue` would write them."""
 
 from typing import Any, LiteralString
 from uuid import uuid4

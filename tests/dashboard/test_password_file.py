@@ -125,7 +125,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, sqlite: Database) -> No
 
 
 def failing(app: Any, count: int, **changed: Any) -> list[Any]:
-    """The answers to wrong passwords at once, each another one."""
+    """The answers to wrong passwords at the same time, each another one."""
 
     async def try_all() -> list[Any]:
         transport = httpx.ASGITransport(app, client=changed.get("client", ("192.0.2.1", 1)))

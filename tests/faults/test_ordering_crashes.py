@@ -40,7 +40,7 @@ GROUPS, WRITERS, EACH = 10, 5, 2  # 10 groups of 10 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
-    """Writers at once, each with one entry of each group at a time. Each is rolled back once before it is committed.
+    """Concurrent writers, each with one entry of each group at a time. Each is rolled back once before it is committed.
 
     The order's id is drawn while the group is locked: it shows the commit order, whatever the outbox thinks of it.
     """

@@ -12,7 +12,7 @@ from benchmarks.report import charts, merged, performance_page
 from dispatchers.dashboard.pages import VIEWS
 
 DOCS = Path(__file__).parents[2] / "docs"
-TUNED, PEER = "outbox, 1000 at once", "PGQueuer"
+TUNED, PEER = "outbox, 1000 concurrent", "PGQueuer"
 SAMPLE = Report(
     {"cores": "2"},
     [
@@ -51,8 +51,8 @@ def test_the_page_has_the_figures_the_verdicts_and_what_differs() -> None:
     page = performance_page(Report.from_json(SAMPLE.to_json()))
 
     assert "Measured on 2026-11-22, at load 0.1." in page
-    assert "| outbox, 1000 at once | 30,000 ±50% |" in page
-    assert "| outbox, 1000 at once, a second | PGQueuer | 4.00 | ≥ 3 | met |" in page
+    assert "| outbox, 1000 concurrent | 30,000 ±50% |" in page
+    assert "| outbox, 1000 concurrent, a second | PGQueuer | 4.00 | ≥ 3 | met |" in page
     assert "| psycopg, p50, ms |  | 2.50 | ≤ 3 | met |" in page
     assert "- PGQueuer: deletes a finished job." in page
 

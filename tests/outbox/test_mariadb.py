@@ -207,7 +207,7 @@ def test_the_locks_of_other_keys_are_not_waited_for(mariadb: Database) -> None:
 
 
 def test_many_transactions_with_one_ordering_key_take_turns(mariadb: Database, ob: outbox.Outbox) -> None:
-    """With a plain INSERT for the lock, all that wait get a shared lock at once, and most of them end with a deadlock."""
+    """With a plain INSERT for the lock, all that wait get a shared lock, and most of them end with a deadlock."""
     begin_together = threading.Barrier(6)
     errors: list[BaseException] = []
 

@@ -83,7 +83,7 @@ def test_a_request_without_a_usable_key_claims_nothing(client, observations):
     assert observations == []
 
 
-# --- two at once
+# --- two at the same time
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Many threads at once, and a shop whose requests they race for, at any isolation level, with a Session or an AsyncSession."""
+"""Many concurrent threads, and a shop whose requests they race for, at any isolation level, with a Session or an AsyncSession."""
 
 import asyncio
 import threading

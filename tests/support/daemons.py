@@ -210,7 +210,7 @@ def make():
 def sending_two(
     database: Database, ob: outbox.Outbox, directory: Path, body: str, **environment: str
 ) -> Iterator[Daemon]:
-    """A daemon that has five entries to send, two at once, and hangs in the first two."""
+    """A daemon that has five entries to send, two at the same time, and hangs in the first two."""
     put(database, ob, count=5)
     write_factory(directory, body)
     with daemon(directory, database.url, **environment) as process:

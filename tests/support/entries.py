@@ -236,7 +236,7 @@ async def claims_again(database: Database, ob: outbox.Outbox, *services: MemoryA
 
 
 class Blocking(MemoryAdapter):
-    """Answers no send until `released` is set; counts how many wait at once."""
+    """Answers no send until `released` is set; counts how many wait at the same time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class OrderedService(MemoryAdapter):
     async def send(self, delivery: Delivery) -> Outcome:
         group, name = delivery.payload["group"], delivery.payload["name"]
         self.under_way[group] += 1
-        assert self.under_way[group] == 1, f"two of the group {group!r} at once"
+        assert self.under_way[group] == 1, f"two concurrent sends of the group {group!r}"
         self.came[group].append(name)
         await asyncio.sleep(0)
         self.under_way[group] -= 1

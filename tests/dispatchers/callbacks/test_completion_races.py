@@ -1,4 +1,4 @@
-"""Two last entries that settle at once, and processes that are killed around a completion: one response."""
+"""Two last entries that settle at the same time, and processes that are killed around a completion: one response."""
 
 import asyncio
 import signal

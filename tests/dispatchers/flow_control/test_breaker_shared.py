@@ -73,7 +73,7 @@ def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -
     barrier = Barrier(len(stores))
 
     def probe(store: DatabaseStore) -> Exchange:
-        asyncio.run(store.survey())  # connected, so that all come at once
+        asyncio.run(store.survey())  # connected, so that all come at the same time
         request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})))
         barrier.wait()
         return asyncio.run(store.exchange([], request))

@@ -1,4 +1,4 @@
-"""The permits of a destination that its dispatchers share: never more sends at once than permits.
+"""The permits of a destination that its dispatchers share: never more concurrent sends than permits.
 
 Each dispatcher here has connections of its own, as a process would.
 """
@@ -108,7 +108,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
     barrier = Barrier(len(stores))
 
     def claim_until_none(store: DatabaseStore) -> int:
-        asyncio.run(store.survey())  # connected, so that all come at once
+        asyncio.run(store.survey())  # connected, so that all come at the same time
         barrier.wait()
         limits = {"crm": Limits(total_concurrency=7)}
         return sum(len(claim_permits(store, permits=4, limits=limits).claimed) for _ in range(6))

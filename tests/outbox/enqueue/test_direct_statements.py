@@ -193,7 +193,7 @@ def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Databa
         heard = client.request()
 
     assert first == unheard == heard
-    assert len(statements) == 1  # a replay: what there is to know is asked at once
+    assert len(statements) == 1  # a replay: one statement asks all that is needed
 
 
 @pytest.mark.parametrize(

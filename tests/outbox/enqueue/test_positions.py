@@ -121,7 +121,7 @@ def test_many_flushes_of_one_transaction_take_a_bounded_number_of_locks(
 def test_a_reader_of_an_entry_sees_all_before_it_of_its_ordering_key(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flushes of few and of many ordering keys at once, against a reader."""
+    """Concurrent flushes of few and of many ordering keys, against a reader."""
     monkeypatch.setattr(positions, "BUDGET", LockBudget(3))
     engine = postgresql.new_engine(pool_size=6)
     barrier, over = threading.Barrier(5), threading.Event()

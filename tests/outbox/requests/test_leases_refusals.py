@@ -1,4 +1,4 @@
-"""What a leased claim refuses, by name; who waits for whom, and who of several at once gets the lease."""
+"""What a leased claim refuses, by name; who waits for whom, and which of several concurrent requests gets the lease."""
 
 import asyncio
 import threading
@@ -253,7 +253,7 @@ def test_who_has_waited_long_enough_gets_the_rest_of_the_lease(database, ob, is_
         Shop(database, ob).request(wait_until_timeout)
 
 
-# --- several at once
+# --- several at the same time
 
 
 @pytest.mark.parametrize("level", [None, "REPEATABLE READ", "SERIALIZABLE"])

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many (default {SEEDS})")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent processes (default 1)")
     parser.add_argument("--log", action="store_true", help="print every step")
     parser.add_argument("--mutants", action="store_true", help="print the first seed that finds each mutant")
     options = parser.parse_args(arguments)

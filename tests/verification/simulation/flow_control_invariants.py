@@ -1,4 +1,4 @@
-"""The invariants of destinations: nothing while they are paused, no more than their rate and at once, and no age meanwhile."""
+"""The invariants of destinations: nothing while they are paused, no more than their rate and permits, and no age meanwhile."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,12 +67,12 @@ class FlowControlInvariants:
     # --- sends
 
     def sending(self, send: Send) -> None:
-        """So many are under way at once, at most, those of the dead included while their leases last."""
+        """Check the number of concurrent sends. Those of dead processes count while their leases last."""
         name = send.claimed.destination
         limits = self.limits.get(name)
         if limits is not None and limits.total_concurrency is not None:
             self._sender[name] = under_way = [*filter(self._is_under_way, self._sender.get(name, [])), send]
-            self._truth.require(len(under_way) <= limits.total_concurrency, send.claimed.id, "too many sends at once")
+            self._truth.require(len(under_way) <= limits.total_concurrency, send.claimed.id, "too many sends")
 
     def _is_under_way(self, send: Send) -> bool:
         leased_at = self._truth.instant(send.claimed.leased_at)

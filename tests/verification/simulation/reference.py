@@ -1,6 +1,6 @@
 """The reference store: what every store does, written to be read. It is the specification; the SQL must agree with it.
 
-One method is one transaction; it happens at once and wholly. `test_reference_store.py` holds the stores of PostgreSQL and SQLite
+One method is one transaction, which is atomic. `test_reference_store.py` holds the stores of PostgreSQL and SQLite
 to it, step by step; the simulation runs dispatchers against it.
 """
 
