@@ -119,7 +119,7 @@ MAX_OPERATIONS = 10_000
 
 
 class Calls(NamedTuple):
-    """What is called in the transaction that settles an entry: when it has ended, and when its whole request has."""
+    """The app's functions in the transaction that settles an entry: for its end, and for the end of its whole request."""
 
     ended: Callback | None = None
     completed: OnCompleted | None = None
@@ -178,7 +178,7 @@ class Callbacks:
 
     @property
     def names(self) -> Collection[tuple[Kind, str]]:
-        """What is registered: the kind of each, and the name that it is registered for."""
+        """The kind of each registered callback, and the name that it is registered for."""
         return self._registered.keys()
 
     @property
@@ -187,7 +187,7 @@ class Callbacks:
         return any(kind == "on_completed" for kind, _ in self._registered)
 
     def calls(self, claimed: ClaimedEntry, end: End) -> Calls:
-        """What is to run in the transaction that brings `end` to `claimed`."""
+        """The functions that run in the transaction that brings `end` to `claimed`."""
         ended = self.find(claimed.operation, end)
         if claimed.completion is None or not isinstance(end, Settle):
             return Calls(ended)
@@ -205,15 +205,15 @@ class Callbacks:
 
     @property
     def destinations(self) -> set[str]:
-        """Where the operations with callbacks go, unless an entry names another destination."""
+        """The destinations of the operations with callbacks, unless an entry names another destination."""
         return {name.partition(".")[0] for kind, name in self._registered if kind != "on_completed"}
 
     def find_completion(self, name: str) -> OnCompleted | None:
-        """Who completes the requests that were accepted under `name`."""
+        """The function that completes the requests that were accepted under `name`."""
         return self._registered.get(("on_completed", name))
 
     def find(self, operation: str, end: End) -> Callback | None:
-        """What is to run when an entry of `operation` comes to `end`, if anything."""
+        """The callback for an entry of `operation` that comes to `end`, if there is one."""
         name = self._registered_for(_kind(end), operation)
         return None if name is None else self._registered[name]
 
@@ -259,7 +259,7 @@ class CallbackOverdue(Exception):
 
 
 class Cause(OpenClaim):
-    """What the callback's session knows as its open claim: entries that it enqueues derive from the settled entry's parent."""
+    """The open claim of a callback's session: entries that it enqueues derive from the settled entry's parent."""
 
     def __init__(self, configuration: Configuration, kid: str, parent: ParentKey, record_id: UUID | None) -> None:
         self._configuration = configuration
@@ -283,7 +283,7 @@ class Cause(OpenClaim):
 def prepare(
     connection: Connection, configuration: Configuration, session: Session, claimed: ClaimedEntry, end: End
 ) -> Settlement:
-    """What the callback is handed; `session`, on `connection`, is its own from now on."""
+    """The callback's argument; `session`, on `connection`, belongs to the callback from now on."""
     entry = configuration.tables.entry
     row = connection.execute(select(entry).where(entry.c.id == claimed.id)).one()
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
@@ -307,7 +307,7 @@ def prepare(
 
 
 def begin_completed(connection: Connection, configuration: Configuration, session: Session, row: Row[Any]) -> Completed:
-    """What the completion of the request with the record `row` is handed; `session` is its own from now on."""
+    """The argument of the request's completion; `session` belongs to it from now on. row: the request's record."""
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
     state_of(session).claim = Cause(configuration, row.kid, parent, row.id)
     entries = entries_of_request(connection, configuration.tables, row.id)

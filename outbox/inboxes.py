@@ -216,7 +216,7 @@ def from_sqs(message: Mapping[str, Any], *, scope: str, attribute: str = "event_
 
 
 def from_sqs_message_id(message: Mapping[str, Any], *, queue: str) -> MessageIdentity:
-    """SQS's own id, for producers that give none.
+    """SQS's own id, for producers that give no id.
 
     A redrive from a dead-letter queue gives a message a new id, and so does a producer that sends again. Neither is
     recognised as a duplicate.
@@ -264,7 +264,7 @@ def from_stripe(event: object, *, account: str = "") -> MessageIdentity:
 
 
 def _event_id(found: object, place: str, way_out: str) -> str:
-    """The producer's id of an event, as text. Raises `InvalidValue` if `place` in the message holds none."""
+    """The producer's id of an event, as text. Raises `InvalidValue` if `place` in the message has no id."""
     if isinstance(found, bytes):
         try:
             found = found.decode()
@@ -284,7 +284,7 @@ def _event_id_in(headers: Iterable[tuple[str, object]], header: str) -> str:
 
 
 def _place_name(field: str, found: object, way_out: str) -> str:
-    """A name of the broker, which distinguishes its messages from another's. Raises `InvalidValue` for none."""
+    """A name of the broker, which distinguishes its messages from another's. Raises `InvalidValue` without one."""
     if not isinstance(found, str) or not found:
         raise InvalidValue(field, found, f"must be a str that is not empty: {way_out}")
     return found

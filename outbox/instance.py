@@ -93,7 +93,7 @@ class Outbox:
             operation, or `<segment>:<account>` if the options name an account.
         options: stored for the adapter as they are: `account`, `api_version`, and names of `configure(options=...)`.
         due: an aware datetime, or a timedelta from the database's clock. The entry is not sent before it. A past time means now.
-        ordering_key: entries with one ordering key are sent one at a time, in commit order, whatever their operation. When
+        ordering_key: entries with one ordering key are sent one at a time, in commit order, for all operations. When
             the entry is written, the session waits until other transactions that enqueued with this key have ended. A failed or
             uncertain entry blocks the later ones until an operator releases them, unless its adapter declares otherwise.
             Include the tenant in it.

@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Collecting the tests makes no garbage to speak of."""
+    """Disable the garbage collector: collecting the tests makes little garbage."""
     gc.disable()
 
 
@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: the garbage collector need not look at it again and again.
+    """Freeze the collected tests, which stay until the end: the garbage collector need not look at them again and again.
 
     Python collects garbage after 700 new objects, which took a seventh of the tests' own time. A test that needs it calls it.
     """
@@ -108,7 +108,7 @@ def _different_on(item: pytest.Item) -> set[str]:
 
 
 def _is_above_store(item: pytest.Item) -> bool:
-    """Whether it tests what does the same on each database, as it does not touch the store's own statements."""
+    """Whether the test is of code that is equal on each database, because it does not touch the store's own statements."""
     folder = item.path.relative_to(TESTS).parts[0]
     return folder in ("dispatchers", "cli", "dashboard") and item.get_closest_marker("on_mariadb") is None
 
@@ -185,7 +185,7 @@ def sqlite(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def mariadb_copies() -> Iterator[MariaDBCopies]:
-    """Those of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it.
+    """The databases of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it.
 
     OUTBOX_TEST_MARIADB_DRIVER may name another driver than PyMySQL: `mysqldb`.
     """
@@ -219,7 +219,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_given(metafunc: pytest.Metafunc, fixture: str) -> bool:
-    """Whether the test has its own values for it, or its module another fixture of this name."""
+    """Whether the test has its own values for the fixture, or its module another fixture of this name."""
     names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     return fixture in names or hasattr(metafunc.module, fixture)
 
@@ -233,7 +233,7 @@ def database(request: pytest.FixtureRequest) -> Database:
 
 @pytest.fixture(autouse=True)
 def hints_to_other_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `sends_hints` no sender has a thread and a connection, which cost a test several times what it does itself."""
+    """Disable the senders of hints without `sends_hints`: a thread and a connection cost several times what a test does."""
     if request.node.get_closest_marker("sends_hints") is None:
         for what in ("send", "count"):
             monkeypatch.setattr(HintSender, what, lambda *given, **settings: None)

@@ -40,7 +40,7 @@ Opened = TypeVar("Opened", bound=Connection)
 
 
 class OneConnection(Generic[Opened]):
-    """The present connection to a service. All sends that find none wait for the same attempt to open one.
+    """The present connection to a service. All sends without a connection wait for one attempt to open it.
 
     open: opens a connection, or raises what the client raises.
     """

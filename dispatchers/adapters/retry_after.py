@@ -24,7 +24,7 @@ def retry_after(headers: Mapping[str, str]) -> timedelta | None:
 
 
 def date(text: str) -> datetime | None:
-    """A date of a header, with its time zone; None for what is none. RFC 9110, 5.6.7."""
+    """A date of a header, with its time zone; None for other text. RFC 9110, 5.6.7."""
     try:
         found = parsedate_to_datetime(text)
         found = found.replace(tzinfo=found.tzinfo or UTC)

@@ -41,7 +41,7 @@ def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") 
 
 
 class Part(NamedTuple):
-    """What a command would print. drawn: as text; empty where JSON was asked for."""
+    """The output of a command. drawn: as text; empty for JSON."""
 
     document: Any
     drawn: "list[RenderableType]"

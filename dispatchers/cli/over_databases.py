@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 Step = tuple[Callable[[str], Any], float | None]
-"""What is done with the URL of a database, and for how many seconds at most."""
+"""The work with the URL of a database, and its limit in seconds."""
 
 DATABASE_SECONDS = 20.0  # a database that has not answered by then is reported as an error
 FIND_SECONDS = 5.0  # the same for the search for the database of an entry
 
 
 class Answer(NamedTuple):
-    """What the command said of one database. status: its exit code. failure: why it said nothing."""
+    """The command's output for one database. status: its exit code. failure: why there is no output."""
 
     name: str
     parts: list[output.Part]

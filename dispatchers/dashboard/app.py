@@ -118,7 +118,7 @@ class Dashboard(AsgiApp):
         return endpoint
 
     async def _missing(self, request: Request, error: Exception) -> Response:
-        """What exists is said only to those who are signed in."""
+        """The answer for a missing page. Only signed-in users learn which pages exist."""
         path = protection.path_of(request.scope)
         as_json = path.startswith(f"{API}/")
 

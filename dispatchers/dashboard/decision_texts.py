@@ -110,7 +110,7 @@ BULK: Mapping[BulkName, BulkText] = {
 
 
 def checked_second_person(names: Collection[str]) -> frozenset[str]:
-    """The decisions that need a second person. Raises `ConfigurationError` for a name that is none."""
+    """The decisions that need a second person. Raises `ConfigurationError` for another name."""
     if isinstance(names, str) or not set(names) <= set(BULK):
         raise ConfigurationError(f"second_person={names!r}: give a list of {', '.join(BULK)}")
     return frozenset(names)

@@ -76,7 +76,7 @@ class FleetDashboard(AsgiApp):
         return await self._to_signed_in(request, PlainTextResponse("there is no page at this address\n", 404))
 
     async def _to_signed_in(self, request: Request, answer: Response) -> Response:
-        """The answer, which names a database, or says that none has this name; to others what the authenticator answers."""
+        """The answer for an identity. Others get what the authenticator answers."""
         try:
             found = await identify(self._authenticate, request)
         except Exception as error:

@@ -82,7 +82,7 @@ class Limits:
     total_concurrency: sends at a time by all dispatchers together.
     rate: sends per second by all dispatchers together.
     burst: how many sends may go out at one moment after a time without sends; by default the number of one second.
-    breaker: the circuit breaker; None for none.
+    breaker: the circuit breaker; None: no breaker.
     """
 
     concurrency: int | None = None

@@ -77,7 +77,7 @@ def temporary_postgres(*, durable: bool = True, data: Path | None = None) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Binaries:
-    """A folder that should hold `initdb` and `postgres`; None and the reason if there is none to look into."""
+    """A folder that should hold `initdb` and `postgres`; None and the reason if there is no such folder."""
 
     name: str
     folder: Path | None

@@ -177,7 +177,7 @@ class FakeStripe:
             operation = books.objects.prepare(request.method, request.path, nested(parameters))
         except Refused as refused:
             return refuse(refused.status, refused.body)
-        # From here on, and only from here on, the outcome is remembered, whatever it is.
+        # From here on, and only from here on, every outcome is remembered.
         if key is not None:
             books.keys[key] = _Remembered(request.method, request.path, parameters, request_id, self._clock())
         return Execution(

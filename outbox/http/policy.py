@@ -168,5 +168,5 @@ def require_sessions(sessions: object) -> None:
     """Raise `ConfigurationError` unless `sessions` can make a session for each request."""
     if not callable(sessions):
         raise ConfigurationError(
-            f"sessions must make a Session for each request, as a sessionmaker does; {type(sessions).__name__} makes none"
+            f"sessions must make a Session for each request, as a sessionmaker does; {type(sessions).__name__} makes no Session"
         )

@@ -30,7 +30,7 @@ class BatchAdapter(PlacesAdapter):
 def messages_of(
     deliveries: Iterable[Delivery], make: Callable[[Delivery], Message], answered: Answered
 ) -> list[tuple[int, Message]]:
-    """The message of each delivery, with its place in the batch. A delivery of which none can be made ends here.
+    """The message of each delivery, with its place in the batch. A delivery without a valid message ends here.
 
     make: raises `Unsendable` for an entry that can never be sent.
     """

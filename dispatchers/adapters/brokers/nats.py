@@ -43,7 +43,7 @@ class NatsAdapter(BatchAdapter):
     subject: the subject of each operation: a template with `{operation}`, or a mapping from operations to subjects. An entry's
         `options={"subject": ...}` replaces it.
     window: how long the stream remembers an id: at most its `duplicate_window`. While it remembers ids for a shorter time, the
-        adapter sends nothing, and the whole destination waits. None for a stream that remembers none.
+        adapter sends nothing, and the whole destination waits. None for a stream that remembers no ids.
     at_least_once: with `window=None`: whether to publish again after a lost answer, so that the message may be there twice.
     tls: as in `HttpAdapter`; by default nats-py's authorities.
     client_options: options of nats-py for the connection: user_credentials, nkeys_seed, user, password, token, name. They are

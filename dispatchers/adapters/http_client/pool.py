@@ -32,7 +32,7 @@ class ConnectionPool:
         self._idle: dict[asyncio.AbstractEventLoop, dict[Origin, list[Connection]]] = {}
 
     def take(self, origin: Origin) -> Connection | None:
-        """Take the connection used last of those that have rested; None if there is none, or none may be reused."""
+        """Take the connection used last of those that have rested; None if no connection may be reused."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting(loop).get(origin)
         while waiting and self._belonging.may_reuse(origin, loop.time()):

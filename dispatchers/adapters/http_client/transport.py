@@ -127,7 +127,7 @@ class Transport:
         self._given = transport
 
     async def send(self, request: httpx.Request | Outgoing) -> Answer:
-        """Send the request and return the service's answer, whatever its status. After the status has arrived, a broken body
+        """Send the request and return the service's answer, with any status. After the status has arrived, a broken body
         does not raise.
 
         Raises one of `NEVER_SENT` if nothing was sent. After any other exception the request may have been sent;

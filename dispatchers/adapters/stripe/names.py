@@ -45,7 +45,7 @@ def warn_of_api_version(api_version: str | None) -> None:
 
 
 def nearest_operation(v1: Any, operation: str) -> str | None:
-    """The SDK's operation, or the beginning of one, that is most like this; None if none is. v1: the client's services."""
+    """The SDK's operation, or the beginning of one, that is most like this; None without one. v1: the client's services."""
     first, *words = operation.split(".")
     found, service = [first], v1
     for word in words:

@@ -130,7 +130,7 @@ def declined(failure: Failure) -> Outcome:
 
 def refused(failure: Failure) -> Outcome:
     """Stripe did not execute the request: it validates before it reads the key, unless the answer shows that it was stored."""
-    if failure.type == "api_error" and not failure.replayed:  # a fault of Stripe's, whatever its status
+    if failure.type == "api_error" and not failure.replayed:  # a fault of Stripe's, with any status
         return Unknown(failure.reason, after=failure.after)
     return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
 

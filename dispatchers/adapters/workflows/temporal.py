@@ -5,7 +5,8 @@
 
     outbox.enqueue(session, "orders.fulfil", {"number": "C-1"}, parent="order:C-1")     # the workflow `orders.fulfil`
 
-The workflow gets the payload as its only argument. While Temporal has a workflow with this id, running or ended, it starts none.
+The workflow gets the payload as its only argument. While Temporal has a workflow with this id, running or ended, it starts no
+other.
 """
 
 import asyncio

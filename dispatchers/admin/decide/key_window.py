@@ -18,7 +18,7 @@ class KeyWindow:
     kind: `open` until `closes_at`, then `closed`; `forever`; `no_keys` for a service that keeps none; `unsent` if no attempt
         under the present key is in doubt; `unknown` if no live dispatcher serves the operation.
     closes_at: from then on no dispatcher sends the entry under this key: the window, less the timeout and the clock-skew margin.
-    closes_before_next: whether it closes before the dispatchers' next step with the entry, or if they plan none.
+    closes_before_next: whether it closes before the dispatchers' next step with the entry, or no step is planned.
     """
 
     kind: Literal["open", "closed", "forever", "no_keys", "unsent", "unknown"]

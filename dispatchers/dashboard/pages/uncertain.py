@@ -33,7 +33,7 @@ class UncertainQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncertainPage:
-    """at: the database's clock. uncertain: how many there are, whatever the filter selects. not_sent: what keeps entries from
+    """at: the database's clock. uncertain: how many there are, without the filter. not_sent: what keeps entries from
     being sent now.
     next: `after` of the next page; None at the end.
 

@@ -94,7 +94,7 @@ class Transactions:
         return done
 
     def _require_own_process(self) -> None:
-        """Raise `ConfigurationError` in a fork of the process in which it has worked: a fork has none of its threads."""
+        """Raise `ConfigurationError` in a fork of the process in which it has worked: a fork does not have its threads."""
         self._process = self._process or os.getpid()
         if self._process != os.getpid():
             raise ConfigurationError(

@@ -151,7 +151,10 @@ def test_what_makes_no_sessions_is_refused_at_once(shop: Shop) -> None:
     with pytest.raises(outbox.ConfigurationError) as refused:
         idempotency_of(shop, sessions="sqlite://")
 
-    assert str(refused.value) == "sessions must make a Session for each request, as a sessionmaker does; str makes none"
+    assert (
+        str(refused.value)
+        == "sessions must make a Session for each request, as a sessionmaker does; str makes no Session"
+    )
 
 
 def test_the_arguments_of_the_route_follow_the_claimed_request(shop: Shop, app: flask.Flask) -> None:

@@ -235,7 +235,7 @@ def test_an_engine_in_the_place_of_sessions_is_an_error_in_every_framework(sqlit
             make(sqlite.engine, scope=lambda *_: "ada")  # type: ignore[operator, call-arg]
 
         assert str(refused.value) == (
-            "sessions must make a Session for each request, as a sessionmaker does; Engine makes none"
+            "sessions must make a Session for each request, as a sessionmaker does; Engine makes no Session"
         )
 
 
