@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dispatchers.cli.options import Target
-from outbox.sql.dialect import dialect_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -68,6 +67,7 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     After the commit the dispatchers are woken: a decision mostly makes something due.
     """
     from outbox.sessions.hints import hint_at_once
+    from outbox.sql.dialect import dialect_of
 
     tables = _tables(target)
     engine = _engine(existing(target.database))

@@ -80,7 +80,8 @@ class Fleet:
             raise ConfigurationError(
                 "a fleet serves several databases, so it has no callback_transactions: use a Dispatcher"
             )
-        self.grace, self._lease = checked.grace, checked.lease
+        self.grace = checked.grace
+        self._lease = checked.lease
         routes = Routes(
             merge(adapters or {}, *(each.adapters for each in include)),
             lease=checked.lease,

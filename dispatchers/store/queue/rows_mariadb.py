@@ -28,7 +28,7 @@ from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
 from outbox.sql.statements import DELETE_BY_INDEX
 from outbox.times import MICROSECOND, NEVER
 
-ENDS_ALONE = True
+ENDS_ALONE: bool = True
 
 MAX_TEXT_CHARS = 2**18
 """The limit for the results and reasons in one INSERT: max_allowed_packet is 16 MiB by default."""

@@ -36,7 +36,7 @@ from outbox.sql.schema.tables import SCHEMA_VERSION, Tables
 
 CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
 
-ENDS_ALONE = False
+ENDS_ALONE: bool = False
 
 
 def allowed(
