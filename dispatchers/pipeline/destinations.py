@@ -93,7 +93,7 @@ class Destination:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is lost if the record is made anew."""
+        """Whether nothing is lost if the record is made again."""
         is_idle = not (self.claimed or self.called_back or self.sending or self.waiting)
         is_open = self.flow_state is None and self.throttled is None and self.shut_until == OPEN
         is_reported = self.probe is None and not (self.shared_sends or self.reporting)

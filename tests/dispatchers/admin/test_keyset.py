@@ -18,7 +18,7 @@ LISTED = sa.table("listed", sa.column("at", Instant), sa.column("id", sa.Uuid))
 
 
 @pytest.mark.parametrize(("is_descending", "has_ids_descending"), [*product([False, True], repeat=2)])
-def test_after_each_place_come_the_rows_behind_it_in_the_list(is_descending: bool, has_ids_descending: bool) -> None:
+def test_after_each_place_come_the_later_rows_of_the_list(is_descending: bool, has_ids_descending: bool) -> None:
     ordered = sorted(ROWS, key=lambda row: row[1], reverse=has_ids_descending)
     ordered.sort(key=lambda row: row[0], reverse=is_descending)
     engine = sa.create_engine("sqlite://")
