@@ -43,7 +43,7 @@ from dispatchers.maintenance.retention_sql import Scan, delete_entries
 from dispatchers.store.connections.outage_log import cause_of, is_outage
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_rows
-from dispatchers.store.queue.ordering import leave, sort_out
+from dispatchers.store.queue.ordering import advance_groups, sort_out
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
 from outbox.sql.clock import clock, earlier
 from outbox.sql.connections.engines import engine_of
@@ -235,7 +235,7 @@ def a_later_entry_of_a_group_is_not_claimed_by_a_node_that_has_not_seen_send_aga
         change = SendAgain(0, None, HOUR, "an operator")
         connection.execute(decided.values(**lease))
         claims_rows.settle(connection, TABLES, [(entry, change)])
-        leave(connection, TABLES, [(entry, change)])
+        advance_groups(connection, TABLES, [(entry, change)])
 
     def claim_heads(connection: sa.Connection) -> list[ClaimedEntry]:
         return sort_out(connection, TABLES, claim(connection)).may_go

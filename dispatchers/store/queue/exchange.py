@@ -23,7 +23,7 @@ from dispatchers.store.app_code import callback_registry
 from dispatchers.store.connections.guards import Guards, guard
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Run
 from dispatchers.store.queue.claim_request import ClaimRequest
-from dispatchers.store.queue.ordering import MOMENT, NextIsLocked, leave, sort_out
+from dispatchers.store.queue.ordering import MOMENT, NextIsLocked, advance_groups, sort_out
 from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.store.queue.row_errors import code_of, is_conflict, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.queue.throttling import claim_throttled
@@ -166,7 +166,7 @@ class Exchanges:
             require_applied(connection)
         ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].lease in settled]
         if ordered:
-            leave(connection, self._tables, ordered, cutoff=cutoff)
+            advance_groups(connection, self._tables, ordered, cutoff=cutoff)
         return settled
 
     def _claim(

@@ -35,7 +35,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_postgresql
-from dispatchers.store.queue.ordering import leave, sort_out
+from dispatchers.store.queue.ordering import advance_groups, sort_out
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sessions.session import flush_all
@@ -72,7 +72,7 @@ def claim_and_sort(connection: sa.Connection) -> tuple[list[UUID], list[UUID]]:
 
 def settle_in(connection: sa.Connection, entry: ClaimedEntry, end: Settle) -> None:
     assert claims_postgresql.settle(connection, TABLES, [(entry, end)])
-    leave(connection, TABLES, [(entry, end)])
+    advance_groups(connection, TABLES, [(entry, end)])
 
 
 def settle_alone(database: Database, entry: ClaimedEntry, end: Settle) -> None:

@@ -59,10 +59,10 @@ def keyed_by_entry(original: Any, database: Database, settlements: Sequence[Endi
     """Of two claims of one entry in one batch one is lost, so neither counts as settled, and the group stays as it is."""
     counts = Counter(entry.id for entry, _ in settlements)
 
-    def leave(tables: Any, settled: Any, *more: Any) -> None:
-        reference_ordering.leave(tables, [ending for ending in settled if counts[ending[0].id] < 2], *more)
+    def advance_groups(tables: Any, settled: Any, *more: Any) -> None:
+        reference_ordering.advance_groups(tables, [ending for ending in settled if counts[ending[0].id] < 2], *more)
 
-    with patch.object(reference, "leave", leave):
+    with patch.object(reference, "advance_groups", advance_groups):
         return original(database, settlements, *rest)
 
 
@@ -76,7 +76,7 @@ ORDERING_MUTANTS: dict[str, Patch] = {
     "an end makes no next entry due": without(reference_ordering, "advance", lambda *arguments: None),
     "a cancellation makes no next entry due": without(reference, "advance", lambda *arguments: None),
     "a release makes no next entry due": without(reference_people, "advance", lambda *arguments: None),
-    "what is delivered after all leaves its group blocked": around(reference, "leave", never_lifted),
+    "what is delivered after all leaves its group blocked": around(reference, "advance_groups", never_lifted),
     "a head that is being taken out is waited for like any other": around(
         reference_ordering, "_wait", blocked_permanently
     ),

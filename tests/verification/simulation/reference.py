@@ -24,7 +24,7 @@ from dispatchers.transitions import ClaimedEntry, Ending, Lease, Release, Settle
 from outbox.sql.schema.tables import SCHEMA_VERSION
 from outbox.times import NEVER
 from simulation.reference_history import is_suspended
-from simulation.reference_ordering import advance, leave, next_is_locked, sort_out
+from simulation.reference_ordering import advance, advance_groups, next_is_locked, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
 OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: an operator has just requested another send
@@ -214,7 +214,7 @@ class ReferenceStore(Tables):
         cutoff: the claim that follows looks no further. seen: what was there when it began, if it took its time.
         """
         settled = [(entry, change) for entry, change in settlements if self._settle_one(entry, change)]
-        leave(self, settled, cutoff, seen)
+        advance_groups(self, settled, cutoff, seen)
         return {entry.lease for entry, _ in settled}
 
     def take_over(self, callbacks: Collection[str]) -> int:

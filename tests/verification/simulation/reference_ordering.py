@@ -69,7 +69,7 @@ def next_is_locked(tables: Tables, entry: ClaimedEntry, change: Transition, seen
     return _following(tables, entry.ordering_key, entry.position, seen) in tables.locked
 
 
-def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Collection[UUID] | None) -> None:
+def advance_groups(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Collection[UUID] | None) -> None:
     """After the settling: block the groups of what ended badly, let the next of the others come.
 
     seen: what the transaction can see of the queue; None for all of it.
