@@ -83,7 +83,7 @@ def delete_records(engine: Engine) -> None:
 
 def drop(engine: Engine) -> None:
     with engine.begin() as connection:
-        drop_days(define_tables(MetaData()), connection)
+        drop_days(connection, define_tables(MetaData()))
 
 
 def vacuum(engine: Engine) -> None:

@@ -149,10 +149,10 @@ def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tu
     added = 0
     if layout.lacks_days and not dry:
         with connection.begin():
-            added = add_days(tables, connection)
+            added = add_days(connection, tables)
             layout = read_layout(connection, tables) or layout
     with connection.begin():
-        dropped, due = drop_days(tables, connection, dry=dry)
+        dropped, due = drop_days(connection, tables, dry=dry)
     why = None
     if due and not dry:
         why = (

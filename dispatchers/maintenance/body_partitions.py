@@ -34,14 +34,14 @@ class Drops(NamedTuple):
     due: tuple[date, ...] = ()
 
 
-def add_days(tables: Tables, connection: Connection) -> int:
+def add_days(connection: Connection, tables: Tables) -> int:
     """Create the missing partitions of today and the next days. Returns how many were created."""
     connection.execute(text(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_SECONDS}s', true)"))
     function = quoted(f"{prefix_of(tables)}add_body_days", tables.record.schema)
     return int(connection.execute(text(f"SELECT {function}()")).scalar_one())
 
 
-def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> Drops:
+def drop_days(connection: Connection, tables: Tables, *, dry: bool = False) -> Drops:
     """Detach and drop the days that no record needs. Only the owner of the tables can do this. dry: only return these days.
 
     All statements run on a second connection without a transaction, because DETACH CONCURRENTLY needs that. Detaching waits for

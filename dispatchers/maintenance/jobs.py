@@ -139,7 +139,7 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
         layout = await _with_days(run, tables)
     if layout is not None and layout.alarm:
         log.error("%s", layout.alarm)
-    drops = await run_apart(partial(drop_days, tables))
+    drops = await run_apart(partial(drop_days, tables=tables))
     if drops.dropped:
         log.info("dropped the body partitions of %s", ", ".join(map(str, drops.dropped)))
     if layout is not None and drops.due and not layout.is_owner:
@@ -154,7 +154,7 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
 async def _with_days(run: Run, tables: Tables) -> Layout | None:
     """The layout after the creation of partitions. If that failed, the layout as it is: its `alarm` is then logged."""
     try:
-        added = await run(partial(add_days, tables))
+        added = await run(partial(add_days, tables=tables))
         log.info("created %d body partitions for the coming days", added)
     except DBAPIError as error:
         log.warning("cannot create body partitions: %s; retried later", sqlstate(error.orig) or type(error).__name__)

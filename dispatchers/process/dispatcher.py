@@ -249,7 +249,7 @@ class Dispatcher:
         gauges = await report_gauges(self.store.run, self.store.tables)
         lags = await report_lag(self.store.run, self.store.tables)
         if self._activity.is_observed:
-            blocked_groups = await self.store.run(partial(count_blocked_groups, self.store.tables))
+            blocked_groups = await self.store.run(partial(count_blocked_groups, tables=self.store.tables))
             counts = {(name, state): n for name, gauge in gauges.items() for state, n in gauge.states.items()}
             oldest = {name: lag.total_seconds() for name, lag in lags.items()}
             self._activity.report(Backlog(entries=counts, oldest_due_seconds=oldest, blocked_groups=blocked_groups))

@@ -197,7 +197,7 @@ def test_odd_names_are_quoted_everywhere(blank_postgresql: Blank) -> None:
             f"CREATE TABLE {day} PARTITION OF {table} FOR VALUES FROM ('2026-01-01') TO ('2026-01-02')"
         )
     with engine.begin() as connection:
-        assert [str(day) for day in drop_days(ob.configuration.tables, connection).dropped] == ["2026-01-01"]
+        assert [str(day) for day in drop_days(connection, ob.configuration.tables).dropped] == ["2026-01-01"]
     migrations.check_partitions(engine, **ODD)
     engine.dispose()
     migrations.downgrade(blank_postgresql.url, **ODD)

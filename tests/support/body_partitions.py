@@ -69,9 +69,9 @@ def stored_bodies(database: Database) -> list[tuple[date, bytes]]:
 
 def add(database: Database) -> int:
     with database.engine.begin() as connection:
-        return add_days(TABLES, connection)
+        return add_days(connection, TABLES)
 
 
 def drop(database: Database, *, dry: bool = False) -> Drops:
     with database.engine.begin() as connection:
-        return drop_days(TABLES, connection, dry=dry)
+        return drop_days(connection, TABLES, dry=dry)

@@ -151,7 +151,9 @@ class NextIsLocked(Exception):
         self.leases = frozenset(leases)
 
 
-def advance_groups(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
+def advance_groups(
+    connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER
+) -> None:
     """Block the groups of failed and uncertain entries, and advance the others, in the transaction that settles the entries.
 
     Raises `NextIsLocked`.

@@ -40,7 +40,7 @@ def read_gauges(connection: Connection, tables: Tables, max_rows: int = MAX_ROWS
     return {name: Gauge(states, sum(states.values()) < most) for name, states in counts.items()}
 
 
-def count_blocked_groups(tables: Tables, connection: Connection) -> int:
+def count_blocked_groups(connection: Connection, tables: Tables) -> int:
     """The number of ordering groups that an operator must release, counted up to `MAX_ROWS_OF_ONE`."""
     some = select(tables.blocked_group.c.ordering_key).limit(MAX_ROWS_OF_ONE).subquery()
     return connection.execute(select(func.count()).select_from(some)).scalar_one()
