@@ -211,7 +211,7 @@ def dispatcher() -> list[Any]:
         Column("since", Instant, nullable=False),
         Column("seen_at", Instant, nullable=False),
         Column("in_flight", Integer, nullable=False),
-        Column("declared", LONG_TEXT, nullable=False),  # its settings and operations: `dispatchers.pipeline.heartbeat`
+        Column("declared", LONG_TEXT, nullable=False),  # its settings and operations: `dispatchers.process.heartbeat`
     ]
 
 
