@@ -97,7 +97,7 @@ def call_at_once(session: Session, connection: Connection, call: Call, call_func
 
 @contextmanager
 def named_failures(connection: Connection, failure: type[CallbackFailed]) -> Iterator[None]:
-    """Raise `failure` for the exceptions of the app's function. Errors of the database pass through unchanged."""
+    """Raise `failure` for whatever the app's function raises. Errors of the database pass through unchanged."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -110,7 +110,9 @@ def named_failures(connection: Connection, failure: type[CallbackFailed]) -> Ite
         if is_of_the_database(connection, error):
             raise
         raise failure from error
-    except (BaseExceptionGroup, SystemExit) as error:
+    except KeyboardInterrupt:  # the process's own
+        raise
+    except BaseException as error:  # such as gevent's Timeout; with an Engine, a thread's end hides them anyway
         raise failure from error
 
 

@@ -225,8 +225,20 @@ def test_other_late_ends_are_not_kept(database: Database, ob: outbox.Outbox, end
     assert queue_row(database, id).lease_token == fresh.lease_token
 
 
+class Timeout(BaseException):
+    """As gevent's."""
+
+
 @pytest.mark.parametrize(
-    "error", [SystemExit(1), asyncio.CancelledError(), BaseExceptionGroup("many", [SystemExit(1)])], ids=repr
+    "error",
+    [
+        SystemExit(1),
+        asyncio.CancelledError(),
+        BaseExceptionGroup("many", [SystemExit(1)]),
+        GeneratorExit(),
+        Timeout(),
+    ],
+    ids=repr,
 )
 def test_whatever_a_callback_raises_is_its_own_failure(shop: Shop, error: BaseException) -> None:
     put(shop.database, shop.ob, count=6)
