@@ -6,7 +6,7 @@ The database's rows decide. This copy avoids queries with known answers.
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -191,23 +191,25 @@ class FlowMonitor:
         if self._share is not None:
             self._share.surveys.learn(self._share.database, Survey(flow_states, self._clock()))
             flow_states = self._share.surveys.with_all(flow_states)
-        self._store(flow_states)
+        self._store(flow_states, flow_states.of.keys())
 
-    def refresh_again(self) -> None:
-        """Store the states of the last sweep, with the present pauses of the other databases."""
+    def refresh_again(self, names: Collection[str]) -> None:
+        """Store the states of these destinations from the last sweep, with the present pauses of the other databases."""
         share = self._share
         survey = None if share is None else share.surveys.of(share.database)
         if share is not None and survey is not None:
-            self._store(share.surveys.with_all(survey.at(self._clock())))
+            self._store(share.surveys.with_all(survey.at(self._clock())), names)
             share.limits.wake(share.database)
 
-    def _store(self, flow_states: FlowStates) -> None:
+    def _store(self, flow_states: FlowStates, names: Collection[str]) -> None:
+        """names: whose states to store. Those without a state are not throttled any more."""
         for name, destination in self._of.items():
             if destination.flow_state is not None and name not in flow_states.of:
                 destination.flow_state, destination.is_full, destination.shut_until = None, False, OPEN
                 self._report(destination, None)
-        for name, state in flow_states.of.items():
-            self.see(name, state, flow_states)
+        for name in names:
+            if name in flow_states.of:
+                self.see(name, flow_states.of[name], flow_states)
 
     def see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
         """Store the state of one destination."""

@@ -1,6 +1,7 @@
 """The limits that several databases of one process share: they hold over all, and each database gets its part."""
 
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -234,3 +235,30 @@ def test_the_cooldown_of_a_database_that_went_silent_ends_in_time() -> None:
     seen = surveys.over_all("right", "crm", FlowState(), at=begin + hour, now=100.0 + hour.total_seconds())
 
     assert (seen.cooldown_until, seen.resumed_at) == (begin + timedelta(minutes=1), begin)
+
+
+def test_a_pause_refreshes_only_its_destination_in_the_other_databases() -> None:
+    """With all destinations anew, the pauses of thirty databases with a thousand destinations blocked the loop for minutes."""
+    at, surveys = datetime(2026, 1, 31, 12, tzinfo=UTC), Surveys()
+    refreshed: list[tuple[str, Collection[str]]] = []
+    for each in ("left", "right"):
+        surveys.join(each, lambda names, each=each: refreshed.append((each, names)))  # type: ignore[misc]
+    rows = {f"stripe:{number}": FlowState(cooldown_until=at + timedelta(hours=1)) for number in range(1000)}
+    surveys.learn("left", Survey(FlowStates(at, rows), read_at=100.0))
+
+    paused = {**rows, "stripe:7": FlowState(paused=True)}
+    for each in ("left", "right"):  # the second one changes nothing for the first one
+        surveys.learn(each, Survey(FlowStates(at, paused), read_at=101.0))
+
+    assert refreshed == [("right", {"stripe:7"})]
+
+
+def test_what_a_database_has_forgotten_costs_the_others_nothing() -> None:
+    at, surveys = datetime(2026, 1, 31, 12, tzinfo=UTC), Surveys()
+    rows = {f"stripe:{number}": FlowState(cooldown_until=at + timedelta(hours=1)) for number in range(1000)}
+    surveys.learn("left", Survey(FlowStates(at, rows), read_at=100.0))
+    assert len(surveys.with_all(FlowStates(at, {})).of) == 1000
+
+    surveys.learn("left", Survey(FlowStates(at, {}), read_at=101.0))
+
+    assert surveys.with_all(FlowStates(at, {})).of == {}
