@@ -4,6 +4,6 @@ from alembic.ddl.postgresql import PostgresqlImpl
 
 
 class PortableImpl(PostgresqlImpl):
-    """PostgreSQL's, for the dialects of `outbox.sql.portable`."""
+    """PostgreSQL's, for the dialects of `outbox.sql.postgresql.portable`."""
 
     __dialect__ = "portable"
