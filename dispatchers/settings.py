@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from dispatchers.callbacks import AppTransactions
 from dispatchers.flow_control.state import Limits, check_limits
@@ -63,14 +63,10 @@ class Settings:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.max_in_flight < 1:
-            raise ConfigurationError("concurrency and max_in_flight must be at least 1")
+        for name in ("concurrency", "max_in_flight", "callback_concurrency"):
+            _require_whole(name, getattr(self, name))
         if not isinstance(self.promotions_lose_nothing, bool):  # the text "false" is true
             raise ConfigurationError(f"promotions_lose_nothing={self.promotions_lose_nothing!r}: must be True or False")
-        if not isinstance(self.callback_concurrency, int) or self.callback_concurrency < 1:
-            raise ConfigurationError(
-                f"callback_concurrency must be an int of at least 1, not {self.callback_concurrency!r}"
-            )
         self._check_spans()
         object.__setattr__(self, "limits", check_limits(self.limits))  # a copy, which the app cannot change
 
@@ -106,3 +102,8 @@ class Settings:
     def concurrency_of(self) -> dict[str, int]:
         """The concurrency of the destinations that have one of their own."""
         return {name: given.concurrency for name, given in self.limits.items() if given.concurrency is not None}
+
+
+def _require_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{name} must be an int of at least 1, not {value!r}")

@@ -377,7 +377,7 @@ def test_what_a_factory_raises_is_shown_with_its_trace(tmp_path: Path, raised: s
 def test_what_the_outbox_refuses_in_a_factory_is_text(tmp_path: Path) -> None:
     body = "from dispatchers import Dispatcher\n\ndef make():\n    return Dispatcher('sqlite://', concurrency=0)\n"
 
-    assert run(tmp_path, body) == (1, "outbox: concurrency and max_in_flight must be at least 1\n")
+    assert run(tmp_path, body) == (1, "outbox: concurrency must be an int of at least 1, not 0\n")
 
 
 def test_without_the_extra_it_says_which_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

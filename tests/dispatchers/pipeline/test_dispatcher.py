@@ -333,6 +333,16 @@ def test_a_grace_that_is_none_is_refused_at_the_start_and_not_at_sigterm(grace: 
     assert str(refused.value) == f"grace must be a timedelta of 0 s or more, not {grace!r}"
 
 
+@pytest.mark.parametrize("name", ["concurrency", "max_in_flight", "callback_concurrency"])
+@pytest.mark.parametrize("value", ["5", 2.5, True, 0], ids=repr)
+def test_a_number_that_is_no_whole_number_is_refused(name: str, value: Any) -> None:
+    """As from `os.environ`, whose values are text."""
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", adapters={"crm": MemoryAdapter()}, **{name: value})
+
+    assert str(refused.value) == f"{name} must be an int of at least 1, not {value!r}"
+
+
 @pytest.mark.parametrize("given", [Operations(), [MemoryAdapter()], "effects"])
 def test_what_is_included_are_operations_in_a_list(given: Any) -> None:
     with pytest.raises(outbox.ConfigurationError) as refused:
