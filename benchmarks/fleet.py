@@ -27,8 +27,9 @@ from sqlalchemy.orm import Session
 
 import outbox
 from benchmarks.draining import TABLES, numbers
-from dispatchers import Delivered, Delivery, Fleet, Outcome
+from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.fleet_work import FleetWork
 from dispatchers.testing.postgres import Server, temporary_postgres
 from outbox import migrations
 
@@ -90,7 +91,7 @@ def servers(count: int) -> Iterator[list[Server]]:
 @asynccontextmanager
 async def serving(urls: Mapping[str, str], adapter: Counting) -> AsyncIterator[None]:
     stopping = asyncio.Event()
-    pump = asyncio.create_task(Fleet(urls, adapters={"noop": adapter}, outbox=BENCH).pump(stopping))
+    pump = asyncio.create_task(FleetWork(urls, adapters={"noop": adapter}, outbox=BENCH).pump(stopping))
     yield
     stopping.set()
     await pump

@@ -28,6 +28,7 @@ from dispatchers.adapters import NatsAdapter
 from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
 from dispatchers.process.daemon import tuned_interpreter
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.settings import RETENTION
 from outbox import migrations
 from outbox.sql.deployment import record_secrets
@@ -185,8 +186,8 @@ def produce(count: int, first: int) -> None:
 
 async def both(count: int, first: int) -> None:
     stopping = asyncio.Event()
-    dispatcher = Dispatcher(sa.create_engine(URL), outbox=BENCH, include=[noop(started)])
-    working = asyncio.create_task(dispatcher.pump(stopping))
+    work = DispatcherWork(sa.create_engine(URL), outbox=BENCH, include=[noop(started)])
+    working = asyncio.create_task(work.pump(stopping))
     await asyncio.sleep(SETTLING_SECONDS)
     await asyncio.to_thread(produce, count, first)
     await asyncio.sleep(SETTLING_SECONDS)

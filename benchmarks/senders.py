@@ -13,8 +13,9 @@ from sqlalchemy import Engine, text
 
 import outbox
 from benchmarks.draining import filling, numbers
-from dispatchers import Delivered, Delivery, Dispatcher, Outcome
+from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import HttpAdapter, StripeAdapter
+from dispatchers.process.dispatcher_work import DispatcherWork
 
 CONTACT = {"email": "ada@example.com", "name": "Ada", "note": "a customer since the first day"}
 INTENT = {"amount": 2000, "currency": "eur", "description": "one line of an order"}
@@ -169,7 +170,7 @@ class Dispatched:
 
     async def send_all(self, sends: int, in_flight: int) -> None:
         destination = self._operation.partition(".")[0]
-        dispatcher = Dispatcher(
+        dispatcher = DispatcherWork(
             self._engine, outbox=self._outbox, adapters={destination: self._adapter}, concurrency=in_flight
         )
         await dispatcher.pump(self._adapter.ended)

@@ -7,7 +7,7 @@
 
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
-If you write an adapter, read `delivery.py`. The main modules are `process/dispatcher.py` and
+If you write an adapter, read `delivery.py`. The main modules are `process/dispatcher_work.py` and
 `pipeline/claim_loops.py`; `decide.py` decides the state transitions of an entry. Each name is imported at its first use,
 because `outbox --help` must not wait for SQLAlchemy.
 """

@@ -44,9 +44,9 @@ def _named_once(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_names(factory: str, **rest: Any) -> None:
-        from dispatchers.cli.run import make
+        from dispatchers.cli.run import callbacks_of
 
-        command(names=sorted(make(factory).callbacks), **rest)
+        command(names=callbacks_of(factory), **rest)
 
     return with_names
 

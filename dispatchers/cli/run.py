@@ -61,7 +61,7 @@ def run(factory: str, log_level: str, http: str | None, databases: str | None) -
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
-    from dispatchers.process.fleet import Fleet
+    from dispatchers.process.fleet import Fleet, fleet_work_of
 
     made = make(factory)
     if not isinstance(made, Fleet):
@@ -72,7 +72,7 @@ def run(factory: str, log_level: str, http: str | None, databases: str | None) -
         made.run(http=http)
         return
     if databases is not None:
-        made.use(databases)
+        fleet_work_of(made).use(databases)
     name_databases()
     made.run(http=http)
 
@@ -135,6 +135,16 @@ def make(reference: str) -> "Dispatcher | Fleet":
 
     made: Dispatcher | Fleet = _made(reference, Dispatcher, Fleet)
     return made
+
+
+def callbacks_of(reference: str) -> list[str]:
+    """The names of the callbacks that this dispatcher, or this fleet, records when it starts."""
+    from dispatchers.process.dispatcher import work_of
+    from dispatchers.process.fleet import Fleet, fleet_work_of
+
+    made = make(reference)
+    work = fleet_work_of(made) if isinstance(made, Fleet) else work_of(made)
+    return sorted(work.callbacks)
 
 
 def _made(reference: str, *kinds: type[Any]) -> Any:

@@ -19,11 +19,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from dispatchers.maintenance.audit_log import forget_old_decisions
 from dispatchers.maintenance.jobs import Maintenance, forget_dead_dispatchers, keep_bodies, retain
-from dispatchers.maintenance.retention import Retention
-from dispatchers.process.heartbeat import Heartbeats
-from dispatchers.store.connections.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
-from dispatchers.store.protocol import Store
-from dispatchers.telemetry.errors import ErrorReports
+from dispatchers.process.dispatcher_work import DispatcherWork
+from dispatchers.store.connections.outage_log import cause_of, ends_by_itself, is_outage
 from dispatchers.telemetry.http_server import HttpServer
 
 log = logging.getLogger("outbox.daemon")
@@ -48,27 +45,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Handler = Callable[[int, FrameType | None], None]
 
 
-class Work(Protocol):
-    """What the process runs: a `Dispatcher`, which says what its members do."""
-
-    store: Store
-    retention: Retention
-    outages: OutageLog
-    grace: timedelta
-    heartbeats: Heartbeats
-    errors: ErrorReports
-
-    @property
-    def described(self) -> str: ...
-    async def require_usable(self) -> None: ...
-    async def pump(self, stopping: asyncio.Event) -> None: ...
-    async def reconcile(self) -> None: ...
-    async def report_backlog(self) -> None: ...
-    async def report_server(self) -> None: ...
-    async def abandon(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 class Process(Protocol):
     """What signals stop. grace: how long its drain waits for the sends in flight."""
 
@@ -86,7 +62,7 @@ class Stop(Protocol):
     def cut_short(self) -> bool: ...
 
 
-def run(dispatcher: Work, server: HttpServer | None = None) -> None:
+def run(dispatcher: DispatcherWork, server: HttpServer | None = None) -> None:
     """Run the process of one dispatcher: see `run_process`."""
     run_process(dispatcher, partial(work_on, dispatcher), server)
 
@@ -109,15 +85,14 @@ def run_process(
         os._exit(STOPPED_AT_ONCE)  # a thread that waits for a hung database would keep the process
 
 
-async def serve(dispatcher: Work) -> bool:
-    """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether the dispatcher has drained:
-    False after a second signal, or if the database had not answered when the grace period was over.
+async def serve(dispatcher: DispatcherWork) -> bool:
+    """Serve one dispatcher: see `serve_process`."""
+    return await serve_process(dispatcher, partial(work_on, dispatcher))
 
-    While it works it handles both signals. A program that handles SIGTERM with `signal.signal`, such as uvicorn, gets them too.
-    At its end it restores the handlers of `signal.signal`. If you use handlers of `loop.add_signal_handler`, add them again. None
-    of its own tasks is left.
-    """
-    return await _serve(dispatcher, partial(work_on, dispatcher))
+
+async def serve_process(process: Process, work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
+    """Work on a running event loop: see `Dispatcher.serve`."""
+    return await _serve(process, work)
 
 
 async def _serve(
@@ -147,7 +122,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def work_on(dispatcher: Work, stop: Stop) -> None:
+async def work_on(dispatcher: DispatcherWork, stop: Stop) -> None:
     """Work on one database, with its maintenance, until `stop.stopping` is set."""
     await _check_patiently(dispatcher, stop.stopping)
     if stop.stopping.is_set():
@@ -167,7 +142,7 @@ async def work_on(dispatcher: Work, stop: Stop) -> None:
                 await dispatcher.close()
 
 
-async def _check_patiently(dispatcher: Work, stopping: asyncio.Event) -> None:
+async def _check_patiently(dispatcher: DispatcherWork, stopping: asyncio.Event) -> None:
     """Check the database, or wait until it answers: when a cluster starts, any of its parts may come first.
 
     Raises errors that waiting does not end: a refused password, a database that does not exist, missing tables.
@@ -288,7 +263,7 @@ class Signals:
             working.cancel()
 
 
-def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
+def _schedule(dispatcher: DispatcherWork, stopping: asyncio.Event) -> AsyncIOScheduler:
     schedule = AsyncIOScheduler(timezone="UTC")
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
@@ -315,7 +290,7 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
     return schedule
 
 
-async def _patiently(dispatcher: Work, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+async def _patiently(dispatcher: DispatcherWork, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
     """Run one scheduled job. A failure is logged, and the job runs again at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:

@@ -1,4 +1,4 @@
-"""The dispatcher as an app sees it: how it is set up, in which order its parts work, and how it stops.
+"""The work of a dispatcher: how its parts are set up, in which order they work, and how they stop.
 
 `pipeline.claim_loops` claims, sends and settles entries; `decide` decides what an attempt means. A test can replace the store,
 the clock and the random source.
@@ -40,7 +40,6 @@ from dispatchers.telemetry.http_server import HttpServer, address_of
 from dispatchers.telemetry.tracing import Trace
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
-from outbox.extras import missing
 from outbox.instance import Outbox
 from outbox.keys import Keyring
 
@@ -56,37 +55,11 @@ class Simulation:
     rng: random.Random = field(default_factory=random.SystemRandom)
 
 
-class Dispatcher:
-    """Sends the entries of the outbox.
+class DispatcherWork:
+    """Everything that a dispatcher does. A `Dispatcher` shows an app what it may call; the process and a fleet call the rest.
 
-    target: a database URL, an Engine or an AsyncEngine.
-    adapters: adapters by operation prefix. The longest dotted prefix wins.
-    include: the app's own `Operations`.
-    keyring, outbox: by default the configured ones.
-    lease: how long a claim is valid. If a process crashes, its entries can be claimed again after this time.
-    margin: the time that clock differences and pauses may take from a lease or a window.
-    concurrency: sends at a time to one destination, by this dispatcher; `Limits(total_concurrency=...)` counts over all of them.
-    max_in_flight: sends at a time to all destinations, by this dispatcher, with the entries that are claimed ahead.
-    limits: concurrency, rate and circuit breaker of single destinations.
-    callback_concurrency: how many callbacks run at a time. Each uses a connection of the engine's pool.
-    callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
-        `lease - margin`.
-    callback_transactions: where callbacks run instead of the engine's transactions: `dispatchers.django.DjangoTransactions()`.
-    poll: how long an idle dispatcher waits while no hints of commits arrive. While they arrive it waits a second or longer.
-    grace: how long a drain waits for the sends in flight.
-    retention: how long a finished entry is kept.
-    identity_file: a file outside the database that stores the last known database identity: see docs/restore.md.
-    promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
-        continue without an operator, and record it: see docs/restore.md.
-    observe: called each second with what the dispatcher has done: see docs/monitoring.md.
-    trace: called for each send, status lookup and callback, for a span: see docs/monitoring.md.
-    report: called with each unexpected exception, for an error reporter: see docs/monitoring.md.
-    simulation: for tests.
-
-    Raises `ConfigurationError` for adapters that break the guarantees.
+    The arguments are those of a `Dispatcher`. simulation: what a test replaces. share: of limits that several databases share.
     """
-
-    _share: Share | None = None  # of limits that several databases share
 
     def __init__(
         self,
@@ -100,8 +73,10 @@ class Dispatcher:
         trace: Trace | None = None,
         report: Reporter | None = None,
         simulation: Simulation | None = None,
+        share: Share | None = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
+        self._share = share
         self._activity = ActivityLog(observe, trace, report)
         self._keyring, self._outbox = keyring, outbox or default
         self._set_up(Settings.of(settings), target, adapters or {}, include, simulation or Simulation())
@@ -288,22 +263,8 @@ class Dispatcher:
         """
         await self.store.require_usable(self._env(), self.keyring)
 
-    def run(self, *, http: str | None = None) -> None:
-        """Work until SIGTERM or Ctrl-C, then drain. Needs the extra `dispatcher`.
-
-        http: an address, such as 127.0.0.1:9464, at which to serve metrics and health: see docs/monitoring.md. Needs the extra
-            `prometheus`. A dispatcher without an observer gets that of Prometheus.
-        """
-        try:
-            from dispatchers.process import daemon  # loads apscheduler, which a single `run_once()` can do without
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "apscheduler":
-                raise
-            raise missing("Dispatcher.run()", "dispatcher", error) from error
-
-        daemon.run(self, None if http is None else self._http_server(http))
-
-    def _http_server(self, http: str) -> HttpServer:
+    def http_server(self, http: str) -> HttpServer:
+        """What serves metrics and health at this address. A dispatcher without an observer gets that of Prometheus."""
         from dispatchers.telemetry import prometheus  # an extra
 
         server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)

@@ -1,4 +1,4 @@
-"""One process that serves several databases, with one set of adapters and of limits."""
+"""The work of a fleet: it serves several databases with one set of adapters and of limits."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from dispatchers.operations import Operations
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.wakeup import first_set
 from dispatchers.process.databases_file import checked_databases, read_databases
-from dispatchers.process.dispatcher import Dispatcher, check_include
+from dispatchers.process.dispatcher_work import DispatcherWork, check_include
 from dispatchers.settings import GivenSettings, Settings
 from dispatchers.steady_clock import steady_clock
 from dispatchers.store.connections.outage_log import cause_of
@@ -31,7 +31,6 @@ from dispatchers.telemetry.http_server import HttpServer, address_of
 from dispatchers.telemetry.log_ids import work_on_database
 from dispatchers.telemetry.tracing import Trace
 from outbox.errors import ConfigurationError
-from outbox.extras import missing
 from outbox.instance import Outbox
 from outbox.keys import Keyring
 
@@ -43,18 +42,8 @@ CLOSE_SECONDS = 2.0  # for the adapters' connections
 Databases = Mapping[str, str | URL] | str | os.PathLike[str]
 
 
-class Fleet:
-    """Sends the entries of several databases, in one process.
-
-    databases: the URL of each database by its name, or the path of a file with lines `name = url`, which SIGHUP reads again.
-    adapters, include, keyring, outbox, trace, report, settings: those of a `Dispatcher`, for all databases. `concurrency`,
-        `max_in_flight` and `limits` hold over all of them together, and the databases share them fairly.
-        `identity_file` is a folder, with one file for each database.
-    observe: a function that returns the observer of a database, such as `dispatchers.telemetry.prometheus.observers()`.
-
-    The databases are independent: if one does not answer or is refused, the others continue. Raises `ConfigurationError` for
-    adapters that break the guarantees, and for wrong names and URLs.
-    """
+class FleetWork:
+    """Everything that a fleet does: a `Fleet` shows an app what it may call. The arguments are those of a `Fleet`."""
 
     def __init__(
         self,
@@ -127,27 +116,8 @@ class Fleet:
             return "starting: no database has been checked yet"
         return None if None in reasons.values() else "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
-    def run(self, *, http: str | None = None) -> None:
-        """Work until SIGTERM or Ctrl-C, then drain. SIGHUP reads the file again. Needs the extra `dispatcher`.
-
-        A second signal ends the process at once, as that of a `Dispatcher`.
-        http: an address at which to serve metrics and health. Needs the extra `prometheus`. A fleet without `observe` gets
-            Prometheus's observers.
-        """
-        try:
-            from dispatchers.process import daemon  # loads apscheduler
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "apscheduler":
-                raise
-            raise missing("Fleet.run()", "dispatcher", error) from error
-
-        async def work(stop: daemon.Stop) -> None:
-            await self.pump(stop.stopping)
-
-        ignore_hangups()  # also after the drain
-        daemon.run_process(self, work, None if http is None else self._http_server(http))
-
-    def _http_server(self, http: str) -> HttpServer:
+    def http_server(self, http: str) -> HttpServer:
+        """What serves metrics and health at this address. A fleet without an observer gets those of Prometheus."""
         from dispatchers.telemetry import prometheus  # an extra
 
         server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)
@@ -279,13 +249,12 @@ def _require_sync(callbacks: Callbacks) -> None:
         raise ConfigurationError(f"the callback {callback} is async: a fleet has synchronous drivers, so make it sync")
 
 
-class Member(Dispatcher):
-    """The dispatcher of one database. The fleet closes the adapters."""
+class Member(DispatcherWork):
+    """The work of one database. The fleet closes the adapters."""
 
     def __init__(self, share: Share, target: Any, **given: Any) -> None:
-        self._share = share
         self._is_closed = False
-        super().__init__(target, **given)
+        super().__init__(target, share=share, **given)
 
     def wake(self) -> None:
         self._loops.wake()
@@ -303,7 +272,7 @@ class _Served:
     again: set to try a refused database at once. failure: why the last outcomes were not stored.
     """
 
-    def __init__(self, fleet: Fleet, name: str, url: URL) -> None:
+    def __init__(self, fleet: FleetWork, name: str, url: URL) -> None:
         self.url = url
         self.leaving, self.stopping, self.again = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.member: Member | None = None

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Table, and_, or_, select, update
 
-from dispatchers.process.dispatcher import Dispatcher
+from dispatchers.process.dispatcher import Dispatcher, work_of
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
@@ -45,11 +45,12 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
 
 async def _bring_forward(dispatcher: Dispatcher) -> int:
     """Let the time pass until something may be claimed; returns how many entries wait for their time only."""
-    if not isinstance(dispatcher.store, DatabaseStore):
+    store = work_of(dispatcher).store
+    if not isinstance(store, DatabaseStore):
         raise ConfigurationError(
             "drain(ahead=True) changes due times in the database: the dispatcher's store must be Claims"
         )
-    tables = dispatcher.store.tables
+    tables = store.tables
 
     def bring(connection: Connection) -> int:
         moments = [max(filter(None, moments)) for moments in _waiting(connection, tables)]
@@ -58,7 +59,7 @@ async def _bring_forward(dispatcher: Dispatcher) -> int:
             _set_back(connection, tables, max(min(moments) - now, timedelta(0)))
         return len(moments)
 
-    return await dispatcher.store.run(bring)
+    return await store.run(bring)
 
 
 def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime | None, ...]]:

@@ -11,8 +11,7 @@ from support.entries import HOUR, age, put_one, run_once, states
 import outbox
 
 CHAIN = """
-from support.daemons import FileService, die_at
-from dispatchers.process.dispatcher import Simulation
+from support.daemons import FileService, OverStore, die_at
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
@@ -35,9 +34,9 @@ class DyingStore(DatabaseStore):
 
 def make():
     service = FileService(here)
-    return Dispatcher(
-        outbox=ob, include=[effects], adapters={"stripe": service, "mail": service},
-        simulation=Simulation(store=DyingStore(url, ob.configuration)), poll=timedelta(seconds=0.02),
+    return OverStore(
+        DyingStore(url, ob.configuration), outbox=ob, include=[effects], poll=timedelta(seconds=0.02),
+        adapters={"stripe": service, "mail": service},
     )
 """
 

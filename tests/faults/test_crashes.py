@@ -42,13 +42,11 @@ def make():
 """
 
 TO_FILES = """
-from dispatchers.process.dispatcher import Simulation
-from support.daemons import FileService, ShortLivedClaims
+from support.daemons import FileService, OverStore, ShortLivedClaims
 
 def make():
     moment = os.environ["MOMENT"]
-    simulation = Simulation(store=ShortLivedClaims(url, ob, moment))
-    return Dispatcher(outbox=ob, adapters={"crm": FileService(here, moment)}, simulation=simulation)
+    return OverStore(ShortLivedClaims(url, ob, moment), outbox=ob, adapters={"crm": FileService(here, moment)})
 """
 
 FAULTS = {"lose": 0.04, "lose-request": 0.01, "fail": 0.01, "fail-before": 0.01, "unavailable": 0.02, "slow": 0.01}

@@ -21,8 +21,9 @@ from support.entries import put_one, run_once, until_true
 
 import outbox
 import outbox.migrations
-from dispatchers import Delivered, Delivery, Fleet, Outcome
+from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.fleet_work import FleetWork
 from dispatchers.testing.postgres import temporary_postgres
 from outbox.moving import copy_scope
 
@@ -99,7 +100,7 @@ def serving(shards: dict[str, Database], ob: outbox.Outbox, service: Crm) -> Ite
     """A fleet on a thread of its own."""
     stopping, loop = asyncio.Event(), asyncio.new_event_loop()
     urls = {name: database.url for name, database in shards.items()}
-    fleet = Fleet(urls, adapters={"crm": service}, outbox=ob, poll=timedelta(milliseconds=20))
+    fleet = FleetWork(urls, adapters={"crm": service}, outbox=ob, poll=timedelta(milliseconds=20))
     thread = threading.Thread(target=loop.run_until_complete, args=(fleet.pump(stopping),))
     thread.start()
     try:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 from support.cli_runner import command
 from support.database import Database
-from support.entries import dispatcher, put, states
+from support.entries import put, states
 
 import outbox
 from dispatchers import (
@@ -18,6 +18,7 @@ from dispatchers import (
     Deferred,
     Delivered,
     Delivery,
+    Dispatcher,
     Finding,
     Limits,
     Operations,
@@ -152,7 +153,7 @@ def test_an_async_session_is_awaited(postgresql: Database, ob: outbox.Outbox) ->
 
 def drained(database: Database, ob: outbox.Outbox, *, ahead: bool = False, **settings: Any) -> int:
     async def main() -> int:
-        working = dispatcher(database, ob, **settings)
+        working = Dispatcher(database.dispatchers_engine, outbox=ob, **settings)
         try:
             return await drain(working, ahead=ahead)
         finally:

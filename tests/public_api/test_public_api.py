@@ -15,7 +15,7 @@ from support.public_api import (
 
 import dispatchers.errors
 import outbox.errors
-from dispatchers import Completed, SettledEntry, Settlement
+from dispatchers import Completed, Dispatcher, Fleet, SettledEntry, Settlement
 from outbox.requests.claim_block import IdempotentBlock
 from outbox.requests.inbox import InboxBlock
 from outbox.requests.leases import FencedBlock, LeasedBlock
@@ -28,6 +28,8 @@ ATTRIBUTES = {
     outbox.Response: "body headers json status",
     outbox.ParentKey: "key scope source",
     outbox.Entry: "child_key id",
+    Dispatcher: "check close run run_once serve unready",
+    Fleet: "run serve unready",
     Completed: "completion entries id parent respond response",
     Settlement: "attempts entry reason result state",
     SettledEntry: "child_key created_at destination discriminator id operation parent payload payload_json",
@@ -36,7 +38,7 @@ ATTRIBUTES = {
     LeasedBlock: "",
     FencedBlock: "",
 }
-"""What autocompletion shows of an object that the library hands to an app."""
+"""What autocompletion shows of an object that the library hands to an app, and of what a dispatcher's process runs."""
 
 MANY_CAUSES = {"CallbackError", "ConfigurationError", "SchemaError"}
 """The errors that are no base class, and still a kind of error."""

@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Adapter, Completed, Dispatcher, Operations
+from dispatchers import Adapter, Completed, Operations
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.dispatcher_work import DispatcherWork
 from support.database import CHARGE, TABLES, Database, Order
 from support.entries import dispatcher
 
@@ -56,7 +57,7 @@ class Checkout:
 
         self.effects.on_completed("checkout")(async_completion if self.is_async else completion)
 
-    def dispatcher(self, adapter: Adapter | None = None, **settings: Any) -> Dispatcher:
+    def dispatcher(self, adapter: Adapter | None = None, **settings: Any) -> DispatcherWork:
         """Serves every operation of the tests by one adapter."""
         database = self.database
         ours = database.dispatchers_async_engine() if self.is_async else database.dispatchers_engine

@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Dispatcher, Operations
+from dispatchers import Operations
 from dispatchers.callbacks import Calls, Settlement
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, End
@@ -53,7 +54,7 @@ class Shop:
     def engine(self) -> Any:
         return self.database.async_engine() if self.is_async else self.database.engine
 
-    def dispatcher(self, target: Any = None, **settings: Any) -> Dispatcher:
+    def dispatcher(self, target: Any = None, **settings: Any) -> DispatcherWork:
         engine = target if target is not None or "store" in settings else self.engine()
         return dispatcher(engine, self.ob, include=[self.effects], **settings)
 

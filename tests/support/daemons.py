@@ -15,9 +15,10 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 import outbox
-from dispatchers import FOREVER, Adapter, Delivered, Delivery, Outcome
+from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
+from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.protocol import Exchange
+from dispatchers.store.protocol import Exchange, Store
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.time_limits import Window
 from dispatchers.transitions import Ending
@@ -193,6 +194,13 @@ class ShortLivedClaims(DatabaseStore):
         if exchange.settled:
             die_at(self._moment, here="after settling")
         return exchange
+
+
+class OverStore(Dispatcher):
+    """A dispatcher over a store of the test's own."""
+
+    def __init__(self, store: Store, **settings: Any) -> None:
+        self._work = DispatcherWork(simulation=Simulation(store=store), **settings)
 
 
 # --- a daemon that hangs in its sends

@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 import outbox
-from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.dispatcher_work import DispatcherWork
 from support.cli_runner import SECRET_TEXT, command
 from support.database import TABLES, Database
 from support.entries import dispatcher, put, run_once
@@ -29,11 +29,11 @@ def found(database: Database, **changed: str) -> list[tuple[str, str, str]]:
     return [(each["check"], each["severity"], each["text"]) for each in examined(database, **changed)["findings"]]
 
 
-def crm(database: Database, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+def crm(database: Database, ob: outbox.Outbox, **settings: Any) -> DispatcherWork:
     return dispatcher(database, ob, **{"adapters": {"crm": MemoryAdapter()}} | settings)
 
 
-def beat(*working: Dispatcher) -> None:
+def beat(*working: DispatcherWork) -> None:
     for each in working:
         asyncio.run(each.heartbeats.beat())
 

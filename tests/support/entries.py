@@ -13,11 +13,11 @@ from uuid import UUID, uuid4
 import sqlalchemy as sa
 
 import outbox
-from dispatchers import Delivery, Dispatcher, Outcome
+from dispatchers import Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import as_record, on_record
-from dispatchers.process.dispatcher import Simulation
+from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.store.queue.claim_request import ClaimRequest
@@ -180,11 +180,11 @@ def settle(store: DatabaseStore, *settlements: tuple[ClaimedEntry, Transition]) 
 # --- dispatchers
 
 
-def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
-    """settings: those of a `Dispatcher`, and of its `Simulation`."""
+def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> DispatcherWork:
+    """The work of a dispatcher. settings: those of a `Dispatcher`, and of the work's `Simulation`."""
     engine = target.dispatchers_engine if isinstance(target, Database) else target
     simulation = Simulation(**{name: settings.pop(name) for name in ("store", "clock", "rng") if name in settings})
-    return Dispatcher(engine, outbox=ob, simulation=simulation, **{"poll": timedelta(milliseconds=20), **settings})
+    return DispatcherWork(engine, outbox=ob, simulation=simulation, **{"poll": timedelta(milliseconds=20), **settings})
 
 
 def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
@@ -200,7 +200,7 @@ def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
     return asyncio.run(main())
 
 
-async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 60) -> None:
+async def pumping(working: DispatcherWork, until: Callable[[], bool], seconds: float = 60) -> None:
     """Let the dispatcher work until `until()` is true, then let it drain."""
     stopping = asyncio.Event()
     pump = asyncio.create_task(working.pump(stopping))

@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 import outbox
-from dispatchers import Delivery, Fleet, Outcome
+from dispatchers import Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.fleet_work import FleetWork
 from support.database import Database
 from support.entries import states, until_true
 
@@ -21,11 +22,11 @@ def urls(databases: list[Database]) -> dict[str, sa.URL]:
     return {f"shard{number}": each.url for number, each in enumerate(databases)}
 
 
-def fleet(named: Any, ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> Fleet:
-    return Fleet(named, adapters={"crm": adapter}, outbox=ob, **{"poll": TICK, **settings})
+def fleet(named: Any, ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> FleetWork:
+    return FleetWork(named, adapters={"crm": adapter}, outbox=ob, **{"poll": TICK, **settings})
 
 
-def run_until(working: Fleet, condition: Callable[[], object], *also: Callable[[], Any]) -> None:
+def run_until(working: FleetWork, condition: Callable[[], object], *also: Callable[[], Any]) -> None:
     """Let the fleet work until the condition is true, then let it drain. also: coroutine functions that run meanwhile."""
 
     async def main() -> None:

@@ -19,7 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Outcome, Rejected
+from dispatchers import Adapter, Delivered, Delivery, Limits, Outcome, Rejected
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.time_limits import FOREVER, Window
 from outbox import migrations
 from outbox.keys import Tag, encode_native
@@ -90,7 +91,7 @@ def place_orders(run: Run, engine: sa.Engine, app: int, numbers: range) -> None:
 
 def dispatch(run: Run, engine: sa.Engine, concurrency: int) -> None:
     async def main() -> None:
-        working = Dispatcher(
+        working = DispatcherWork(
             engine,
             outbox=OB,
             adapters={"crm": run.ledger},

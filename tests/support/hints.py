@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import outbox
-from dispatchers import Dispatcher
+from dispatchers.process.dispatcher_work import DispatcherWork
 from outbox.sql.postgresql.hint_messages import Hint, channel_of, decode
 from support.database import Database
 from support.entries import until_true
@@ -65,11 +65,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def is_listening(working: Dispatcher) -> bool:
+def is_listening(working: DispatcherWork) -> bool:
     return working._loops._wakeup.is_listening
 
 
-async def working_until(working: Dispatcher, steps: Callable[[], Any]) -> None:
+async def working_until(working: DispatcherWork, steps: Callable[[], Any]) -> None:
     """Let the dispatcher listen, then take the `steps`, then let it drain."""
     stopping = asyncio.Event()
     pump = asyncio.create_task(working.pump(stopping))

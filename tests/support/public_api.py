@@ -51,7 +51,6 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dispatchers.admin.read.entry_filter": ("Filter",),
         "dispatchers.dashboard": (),
         "dispatchers.django": (),
-        "dispatchers.process.daemon": ("serve",),
         "dispatchers.telemetry.log_ids": ("LogIds",),
         "dispatchers.telemetry.opentelemetry": ("trace",),
         "dispatchers.telemetry.prometheus": (),
@@ -62,6 +61,9 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """The modules of each distribution's folder that the documents name. Without names: those in `__all__`, or defined there."""
+
+HANDED_OUT = {"AsyncLeasedClaim", "Claim", "FencedBlock", "IdempotentBlock", "InboxBlock", "LeasedBlock", "LeasedClaim"}
+"""Classes whose objects an app only gets: their constructors are not public, and no snapshot has them."""
 
 INDENT = "    "
 
@@ -140,7 +142,8 @@ def _class_lines(name: str, cls: type) -> Iterator[str]:
         members = cls.__members__ if issubclass(cls, Enum) else _typed_dict_lines(cls)
         yield from (INDENT + member for member in members)
         return
-    if ("__init__" in _own_names(cls) or is_dataclass(cls)) and not getattr(cls, "_is_protocol", False):
+    is_made_by_apps = name not in HANDED_OUT and not getattr(cls, "_is_protocol", False)
+    if is_made_by_apps and ("__init__" in _own_names(cls) or is_dataclass(cls)):
         yield from (INDENT + line for line in _function_lines("__init__", cls.__init__, is_method=True))  # type: ignore[misc]
     for member in sorted(public_members(cls)):
         yield from (INDENT + line for line in _member_lines(cls, member))

@@ -19,9 +19,8 @@ from simulation.world import Process, World
 from support.database import IMPORT_PATH
 from support.python_processes import run_python
 
-from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.process.dispatcher import Simulation
+from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 
 PARTS = 4  # of the seeds, so that several processes share them
 SEEDS_READ = 100  # the first, whose logs another test reads
@@ -132,7 +131,7 @@ def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> N
             return await super().exchange(*arguments)  # type: ignore[arg-type]
 
     async def live() -> None:
-        dispatcher = Dispatcher(
+        dispatcher = DispatcherWork(
             outbox=OUTBOX,
             adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()},
             poll=timedelta(seconds=1),

@@ -11,10 +11,10 @@ from support.database import TABLES, Database
 from support.entries import dispatcher, put
 
 import outbox
-from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.throughput import percentile, read_throughput
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.records.send_counts import KEPT_FOR
 from dispatchers.telemetry.measures import MAX_NAMES, OTHER
 from dispatchers.telemetry.tally import BOUNDS, Tally
@@ -27,7 +27,7 @@ def throughput(database: Database) -> Any:
         return read_throughput(connection, TABLES)
 
 
-def sent(database: Database, ob: outbox.Outbox) -> Dispatcher:
+def sent(database: Database, ob: outbox.Outbox) -> DispatcherWork:
     """A dispatcher that has sent three good and one bad, and has not reported them."""
     put(database, ob, "stripe.refunds.create", count=2, payload={"good": True})
     put(database, ob, "stripe.refunds.create", payload={"good": False})

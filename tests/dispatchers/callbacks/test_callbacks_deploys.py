@@ -25,10 +25,11 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import Dispatcher, KeyConflict, Operations, Rejected
+from dispatchers import KeyConflict, Operations, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.app_code.callback_registry import forget
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged
@@ -44,7 +45,7 @@ def newer(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox)
     return shop
 
 
-def without_callbacks(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter) -> Dispatcher:
+def without_callbacks(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter) -> DispatcherWork:
     """A dispatcher of the older deploy."""
     return dispatcher(database.new_engine(), ob, adapters={"crm": adapter})
 

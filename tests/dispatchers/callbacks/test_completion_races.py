@@ -210,8 +210,7 @@ def make():
 # --- killed
 
 COMPLETING = """
-from support.daemons import FileService, die_at
-from dispatchers.process.dispatcher import Simulation
+from support.daemons import FileService, OverStore, die_at
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
@@ -242,9 +241,9 @@ class DyingStore(DatabaseStore):
         return done
 
 def make():
-    return Dispatcher(
-        outbox=ob, include=[effects], adapters={"stripe": FileService(here)},
-        simulation=Simulation(store=DyingStore(url, ob.configuration)), poll=timedelta(seconds=0.02),
+    return OverStore(
+        DyingStore(url, ob.configuration), outbox=ob, include=[effects], poll=timedelta(seconds=0.02),
+        adapters={"stripe": FileService(here)},
     )
 """
 

@@ -405,7 +405,7 @@ def test_another_database_of_django_is_refused_at_the_start(
     work = make(ob, shop.engine, write_both(ob))
 
     with pytest.raises(ConfigurationError, match="callback_transactions is on another database than the dispatcher"):
-        asyncio.run(work.require_usable())
+        asyncio.run(work.check())
 
 
 def test_a_fleet_refuses_the_transactions_of_one_database() -> None:

@@ -12,9 +12,10 @@ from support.entries import HOUR, put, states, until_true
 from support.fleet import TICK, Slow, delivered, fleet, run_until, urls
 
 import outbox
-from dispatchers import Breaker, Deferred, Delivered, Delivery, Fleet, Limits, Outcome, Unknown
+from dispatchers import Breaker, Deferred, Delivered, Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
+from dispatchers.process.fleet_work import FleetWork
 from outbox.sessions.hints import hint_at_once
 
 
@@ -106,7 +107,7 @@ def test_failures_in_several_databases_open_one_breaker(databases: list[Database
 
     mail = MemoryAdapter()
     limits = {"crm": Limits(concurrency=2, breaker=Breaker(failures=6, wait=HOUR, max_wait=HOUR))}
-    working = Fleet(urls(databases), adapters={"crm": Broken(), "mail": mail}, outbox=ob, poll=TICK, limits=limits)
+    working = FleetWork(urls(databases), adapters={"crm": Broken(), "mail": mail}, outbox=ob, poll=TICK, limits=limits)
     run_until(working, lambda: True, then)
 
     assert 6 <= len(sends) <= 7  # one may have been in flight
@@ -128,7 +129,7 @@ def test_a_cooldown_that_one_database_meets_holds_for_all(databases: list[Databa
         await until_true(until_all_have_asked_again(databases, ob, mail))
 
     mail = MemoryAdapter()
-    working = Fleet(urls(databases), adapters={"crm": Busy(), "mail": mail}, outbox=ob, poll=TICK)
+    working = FleetWork(urls(databases), adapters={"crm": Busy(), "mail": mail}, outbox=ob, poll=TICK)
     run_until(working, lambda: True, then)
 
     assert len(calls) == 1

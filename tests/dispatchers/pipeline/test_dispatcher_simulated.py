@@ -11,12 +11,12 @@ import pytest
 from support.entries import Blocking, pumping, until_true
 
 import outbox
-from dispatchers import Deferred, Dispatcher, Unknown
+from dispatchers import Deferred, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callback
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
-from dispatchers.process.dispatcher import Simulation
+from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 from dispatchers.store.protocol import Exchange, Survey
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.records.queries import Wanted
@@ -134,9 +134,9 @@ def fake_entry(number: int, **fields: Any) -> ClaimedEntry:
     return ClaimedEntry(**given | fields)
 
 
-def simulated(store: FakeStore, ob: outbox.Outbox, adapter: Any, seed: int = 1, **settings: Any) -> Dispatcher:
+def simulated(store: FakeStore, ob: outbox.Outbox, adapter: Any, seed: int = 1, **settings: Any) -> DispatcherWork:
     simulation = Simulation(store=store, clock=lambda: store.seconds, rng=random.Random(seed))
-    return Dispatcher(outbox=ob, adapters={"crm": adapter}, simulation=simulation, **settings)
+    return DispatcherWork(outbox=ob, adapters={"crm": adapter}, simulation=simulation, **settings)
 
 
 def test_a_store_without_a_database_drives_it_the_same_way_each_time(ob: outbox.Outbox) -> None:

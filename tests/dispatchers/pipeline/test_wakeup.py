@@ -16,9 +16,10 @@ from support.entries import HOUR, dispatcher, put_one, settlement_row, until_tru
 from support.hints import elsewhere, put_by, wait_for, working_until
 
 import outbox
-from dispatchers import Dispatcher, Operations
+from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import wakeup
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Survey
 from outbox.sessions.hint_sender import HintSender
@@ -35,7 +36,7 @@ async def each_is_sent(database: Database, enqueue: Callable[[int], UUID]) -> No
         await until_true(lambda id=id: settlement_row(database, id) is not None)
 
 
-def passes_over(working: Dispatcher, operation: str) -> None:
+def passes_over(working: DispatcherWork, operation: str) -> None:
     """As after it has met an entry of the operation: it claims no other one, and hands none back."""
     working._loops._scheduler.skip_operation(operation, operation.partition(".")[0])
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import pytest
 import sqlalchemy as sa
 from support.daemons import GATED, FileService, GatedService, daemon, sending_two, wait_for, write_factory
 from support.database import TABLES, Database
-from support.entries import HOUR, Blocking, age, change, dispatcher, put, put_one, run_once, states, until_true
+from support.entries import HOUR, Blocking, age, change, put, put_one, run_once, states, until_true
 from support.python_processes import new_process
 
 import outbox
-from dispatchers import Dispatcher
+from dispatchers import Dispatcher, Fleet
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.process.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
+from dispatchers.process.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS
+from dispatchers.process.dispatcher import work_of
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.records.gauges import Gauge
 from outbox.times import NEVER
@@ -145,7 +147,8 @@ def test_a_signal_after_the_drain_never_kills_the_process(
 def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.Outbox) -> None:
     url = "postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2&host=elsewhere"
 
-    logged = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).described
+    working = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()})
+    logged = work_of(working).described
 
     assert logged == (
         "env test, database postgresql+psycopg://shop:***@db.internal/orders?host=elsewhere;"
@@ -153,9 +156,18 @@ def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.
     )
 
 
+def one(database: Database, **settings: Any) -> Dispatcher:
+    return Dispatcher(database.dispatchers_engine, **settings)
+
+
+def fleet_of_one(database: Database, **settings: Any) -> Fleet:
+    return Fleet({"shop": database.url}, **settings)
+
+
 @pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("made", [one, fleet_of_one])
 def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
-    postgresql: Database, ob: outbox.Outbox, signals: int
+    postgresql: Database, ob: outbox.Outbox, made: Callable[..., Dispatcher | Fleet], signals: int
 ) -> None:
     """The host process continues: with its signal handlers, its interpreter settings and no task of the dispatcher's."""
     put_one(postgresql, ob)
@@ -166,9 +178,8 @@ def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
 
     async def main() -> bool:
         before, service = settings(), Blocking()
-        serving = asyncio.create_task(
-            serve(dispatcher(postgresql, ob, adapters={"crm": service}, grace=timedelta(seconds=30)))
-        )
+        working = made(postgresql, outbox=ob, adapters={"crm": service}, grace=timedelta(seconds=30))
+        serving = asyncio.create_task(working.serve())
         await until_true(lambda: service.waiting == 1)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)

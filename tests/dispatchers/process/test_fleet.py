@@ -23,8 +23,9 @@ from support.fleet import TICK, Slow, delivered, fleet, run_until, urls, write
 from support.relays import Relay, relay
 
 import outbox
-from dispatchers import Delivered, Delivery, Fleet, Operations, Outcome, Settlement
+from dispatchers import Delivered, Delivery, Operations, Outcome, Settlement
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.fleet_work import FleetWork
 from dispatchers.store.connections.watchdog import DatabaseSilent
 from dispatchers.telemetry import prometheus
 
@@ -78,7 +79,9 @@ def test_a_callback_commits_in_the_database_of_its_entry(databases: list[Databas
 
     for each in databases:
         put(each, ob, count=10)
-    working = Fleet(urls(databases), adapters={"crm": Slow()}, include=[effects], outbox=ob, poll=TICK, concurrency=3)
+    working = FleetWork(
+        urls(databases), adapters={"crm": Slow()}, include=[effects], outbox=ob, poll=TICK, concurrency=3
+    )
     run_until(working, delivered(databases, 20))
 
     assert [Counter(each.operations()) for each in databases] == [{"crm.upsert": 10, "crm.follow_up": 10}] * 3
@@ -93,9 +96,9 @@ def test_what_every_database_would_refuse_is_refused_at_once(ob: outbox.Outbox) 
     with pytest.raises(
         outbox.ConfigurationError, match=r"on_settled\('crm'\) is async: a fleet has synchronous drivers"
     ):
-        Fleet({}, include=[effects], adapters={"crm": MemoryAdapter()}, outbox=ob)
+        FleetWork({}, include=[effects], adapters={"crm": MemoryAdapter()}, outbox=ob)
     with pytest.raises(outbox.ConfigurationError, match="include must be a list"):
-        Fleet({}, include=effects, outbox=ob)  # type: ignore[arg-type]
+        FleetWork({}, include=effects, outbox=ob)  # type: ignore[arg-type]
 
 
 # --- databases that do not work
@@ -145,7 +148,7 @@ def test_a_database_that_comes_back_is_served_again(databases: list[Database], o
 def test_a_database_that_is_refused_is_tried_again(
     databases: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.process.fleet.AGAIN_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("dispatchers.process.fleet_work.AGAIN_SECONDS", (0.05, 0.05))
     service = MemoryAdapter()
     for each in databases:
         put(each, ob)
@@ -240,7 +243,7 @@ def test_a_database_that_leaves_is_drained_and_may_come_back(
 def test_a_hangup_lets_a_refused_database_be_tried_at_once(
     databases: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.process.fleet.AGAIN_SECONDS", (3600.0, 3600.0))
+    monkeypatch.setattr("dispatchers.process.fleet_work.AGAIN_SECONDS", (3600.0, 3600.0))
     monkeypatch.setattr("dispatchers.pipeline.activity_log.REPORT_SECONDS", 0.02)
     registry = prometheus_client.CollectorRegistry()
     put(databases[0], ob)

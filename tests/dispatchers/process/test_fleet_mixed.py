@@ -12,8 +12,9 @@ from support.entries import put, run_once, states
 from support.fleet import Slow, delivered, fleet, run_until
 
 import outbox
-from dispatchers import Breaker, Delivery, Fleet, Limits, Outcome, Unknown
+from dispatchers import Breaker, Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.fleet_work import FleetWork
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def three(copies: Any) -> Iterator[list[Database]]:
         copies.give_back(each)
 
 
-def fleet_of(databases: dict[str, Database], ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> Fleet:
+def fleet_of(databases: dict[str, Database], ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> FleetWork:
     return fleet({name: each.url for name, each in databases.items()}, ob, adapter, **settings)
 
 

@@ -18,10 +18,11 @@ from support.database import TABLES, Database
 from support.entries import age, dispatcher, put, put_one, run_once, states
 
 import outbox
-from dispatchers import Breaker, Dispatcher, Limits
+from dispatchers import Breaker, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.dispatchers import differences, is_served
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.records.heartbeats import BEAT_SECONDS, KEPT_FOR, LIVE_FOR, DispatcherSeen
 from outbox.errors import SchemaError
 
@@ -35,11 +36,11 @@ def make():
 """
 
 
-def crm(database: Database, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+def crm(database: Database, ob: outbox.Outbox, **settings: Any) -> DispatcherWork:
     return dispatcher(database, ob, **{"adapters": {"crm": MemoryAdapter()}} | settings)
 
 
-def beat(*working: Dispatcher) -> None:
+def beat(*working: DispatcherWork) -> None:
     for each in working:
         asyncio.run(each.heartbeats.beat())
 

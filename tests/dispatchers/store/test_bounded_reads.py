@@ -18,7 +18,7 @@ from support.entries import HOUR, claim_request, quota
 from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
 
 import outbox
-from dispatchers import Dispatcher, Limits
+from dispatchers import Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.check import doctor
 from dispatchers.admin.read import entries as admin
@@ -33,6 +33,7 @@ from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
+from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.settings import RETENTION
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
@@ -248,7 +249,7 @@ class Paths:
 
     def diagnose(self) -> None:
         """With a live dispatcher that serves nothing of what waits."""
-        own = Dispatcher(self.engine, outbox=self.ob, adapters={"mail": MemoryAdapter()}).heartbeats.as_seen()
+        own = DispatcherWork(self.engine, outbox=self.ob, adapters={"mail": MemoryAdapter()}).heartbeats.as_seen()
         configuration = self.ob.configuration
         context = doctor.Context(
             tables=TABLES, prefix=configuration.prefix, env="test", keyring=configuration.keyring, own=own

@@ -33,13 +33,11 @@ from dispatchers.transitions import Settle
 from outbox import migrations
 
 TO_FILES = """
-from dispatchers.process.dispatcher import Simulation
-from support.daemons import FileService, ShortLivedClaims
+from support.daemons import FileService, OverStore, ShortLivedClaims
 
 def make():
     moment = os.environ["MOMENT"]
-    simulation = Simulation(store=ShortLivedClaims(url, ob, moment))
-    return Dispatcher(outbox=ob, adapters={"crm": FileService(here, moment)}, simulation=simulation)
+    return OverStore(ShortLivedClaims(url, ob, moment), outbox=ob, adapters={"crm": FileService(here, moment)})
 """
 
 

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import HttpAdapter
-from dispatchers.process import daemon
 
 engine = sa.create_engine(os.environ["SHOP_URL"])
 outbox.configure(outbox.Keyring({"k1": bytes(range(32))}), env="test")
@@ -22,7 +21,7 @@ outbox.check(engine)
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     adapter = HttpAdapter(base_url=os.environ["REMOTE"])
-    serving = asyncio.create_task(daemon.serve(Dispatcher(engine, adapters={"crm": adapter})))
+    serving = asyncio.create_task(Dispatcher(engine, adapters={"crm": adapter}).serve())
     yield
     await serving
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dispatchers import Breaker, Dispatcher, Limits
+from dispatchers import Breaker, Limits
 from dispatchers.errors import Suspended
-from dispatchers.process.dispatcher import Simulation
+from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 from dispatchers.time_limits import FOREVER
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.crowd import Crowd
@@ -169,7 +169,7 @@ class Scenario:
     async def _live(self, process: Process, number: int, stopping: asyncio.Event) -> None:
         store = RemoteStore(self.database, process)
         pinned = self._pinned(number)
-        dispatcher = Dispatcher(
+        dispatcher = DispatcherWork(
             outbox=OUTBOX,
             include=[self.app.callbacks([*self._called_back(number), *self.crowd.idle])],
             adapters={
@@ -192,14 +192,14 @@ class Scenario:
                 await dispatcher.pump(stopping)
         process.die()
 
-    async def _run_repeatedly(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+    async def _run_repeatedly(self, dispatcher: DispatcherWork, stopping: asyncio.Event) -> None:
         """As from a schedule: `run_once`, again and again."""
         while not stopping.is_set():
             with suppress(sa.exc.OperationalError, Suspended):
                 await dispatcher.run_once()
             await asyncio.sleep(self.rng.choice([0.3, 1.0, 3.0]))
 
-    def _abandon_one_day(self, process: Process, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+    def _abandon_one_day(self, process: Process, dispatcher: DispatcherWork, stopping: asyncio.Event) -> None:
         """A second signal: what is in flight is left where it is."""
 
         async def abandon() -> None:
