@@ -163,7 +163,7 @@ def test_a_socks_proxy_is_refused_for_the_services_that_it_concerns(
         lambda: HttpAdapter(base_url="https://crm.test"),
         lambda: HttpAdapter(origins=["https://localhost", "https://crm.test"]),
         lambda: StripeAdapter(api_key=API_KEY),
-        lambda: RestateAdapter("https://restate.test", target="mail/{operation}"),
+        lambda: RestateAdapter(url="https://restate.test", target="mail/{operation}"),
     ]
 
     for make in makers:
@@ -190,7 +190,7 @@ def test_a_socks_proxy_is_refused_for_the_services_that_it_concerns(
     ],
     ids=str,
 )
-def test_a_proxy_that_does_not_concern_the_service_or_is_blank_is_left_alone(
+def test_a_proxy_that_concerns_no_service_or_is_blank_is_left_alone(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():

@@ -184,7 +184,7 @@ def test_a_served_destination_without_entries_is_listed_and_known(database: Data
 
 
 @pytest.mark.parametrize("name", ["status", "destinations"])
-def test_of_1000_destinations_30_are_printed_with_those_that_need_attention(
+def test_of_1000_destinations_the_30_that_need_attention_are_printed(
     database: Database, ob: outbox.Outbox, name: str
 ) -> None:
     with Session(database.engine) as session, session.begin():

@@ -238,7 +238,7 @@ def test_the_cooldown_of_a_database_that_went_silent_ends_in_time() -> None:
 
 
 def test_a_pause_refreshes_only_its_destination_in_the_other_databases() -> None:
-    """With all destinations anew, the pauses of thirty databases with a thousand destinations blocked the loop for minutes."""
+    """With all destinations again, the pauses of thirty databases with a thousand destinations blocked the loop for minutes."""
     at, surveys = datetime(2026, 1, 31, 12, tzinfo=UTC), Surveys()
     refreshed: list[tuple[str, Collection[str]]] = []
     for each in ("left", "right"):

@@ -338,7 +338,7 @@ def test_decisions_and_sends_get_every_other_claim(decided: int, in_all: int) ->
 
 
 @pytest.mark.parametrize("in_all", [1, 10, 249, 1000])
-def test_sends_that_hang_keep_no_permit_from_decisions_nor_decisions_from_sends(in_all: int) -> None:
+def test_sends_that_hang_and_decisions_keep_no_permit_from_each_other(in_all: int) -> None:
     names = [f"d{number:04}" for number in range(in_all)]
     scheduler = Scheduler(names, Destinations(permits=1, permits_in_all=in_all))
     scheduler.learn(names, known=["d0000"])

@@ -277,7 +277,7 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_claim_that_outlasts_its_leases_is_not_committed_but_what_it_settles(
+def test_of_a_claim_that_outlasts_its_leases_only_what_it_settles_commits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     """With an async driver a blocked event loop keeps the transaction open. Other processes would take its leases over."""
