@@ -23,7 +23,7 @@ _BEGIN = text("SAVEPOINT outbox_callback")
 _END = text("RELEASE SAVEPOINT outbox_callback")
 
 _ENDED = "sqlalchemy-outbox ended"
-"""The key in a connection's `info` for one whose transaction a callback has ended."""
+"""The key in a connection's `info` for one whose transaction a callback has ended, or has tried to commit."""
 
 _NOTHING = r"(?:[\s;(]|--[^\n]*(?:\n|\Z)|\#[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(
@@ -48,21 +48,32 @@ def begin(connection: Connection) -> None:
 def guarded(connection: Connection) -> Iterator[None]:
     """Refuse, in the block, each statement that would end the transaction, and each that would not be in it."""
     event.listen(connection, "before_cursor_execute", _refuse)
+    event.listen(connection, "commit", _refuse_commit)
     try:
         yield
     finally:
+        event.remove(connection, "commit", _refuse_commit)
         event.remove(connection, "before_cursor_execute", _refuse)
 
 
 def _refuse(connection: Connection, cursor: Any, statement: str, *context: Any) -> None:
     if ends_transaction(statement):
-        raise CallbackError(
-            "a callback must not send a COMMIT, a ROLLBACK or another statement that ends or begins a transaction, because its"
-            " transaction also settles the entry or completes the request: raise an exception to undo everything, and use"
-            " session.begin_nested() to undo a part"
-        )
+        raise CallbackError(_MUST_NOT)
     if _commits_each_statement(connection):
         raise _ended(connection)
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """Refuse `Connection.commit()`. SQLAlchemy has then forgotten the transaction, which the driver still has open."""
+    connection.info[_ENDED] = True
+    raise CallbackError(_MUST_NOT)
+
+
+_MUST_NOT = (
+    "a callback must not send a COMMIT, a ROLLBACK or another statement that ends or begins a transaction, because its"
+    " transaction also settles the entry or completes the request: raise an exception to undo everything, and use"
+    " session.begin_nested() to undo a part"
+)
 
 
 def ends_transaction(statement: str) -> bool:
@@ -123,6 +134,6 @@ def _ended(connection: Connection) -> CallbackError:
 
 
 def discard_ended(connection: Connection) -> None:
-    """Close the connection if its callback has ended the transaction: its session may have other settings now."""
+    """Close the connection if its callback has ended the transaction: its session may have other settings, or still be in it."""
     if not connection.invalidated and _ENDED in connection.info:
         connection.invalidate()

@@ -116,6 +116,29 @@ def test_nothing_commits_of_a_completion_that_ends_its_transaction(
     assert "CallbackError: a callback has ended its transaction itself" in caplog.text
 
 
+def commits_by_its_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+def commits_by_its_connection_whatever_that_raises(session: Session) -> None:
+    with suppress(CallbackError):
+        session.connection().commit()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    "trick",
+    [commits_by_its_connection, commits_by_its_connection_whatever_that_raises],
+    ids=lambda trick: trick.__name__,
+)
+def test_nothing_commits_of_a_completion_that_commits_its_connection(
+    checkout: Checkout, trick: Trick, alone: bool
+) -> None:
+    complete_by(checkout, trick)
+
+    run_twice_with(checkout, alone)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("statement", REFUSED)
 def test_a_completion_is_refused_the_statements_that_end_its_transaction(
