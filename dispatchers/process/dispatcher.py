@@ -86,7 +86,7 @@ class Dispatcher:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
         What becomes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
-        database, until an operator resumes, and what the database raises.
+        database, until an operator resumes, what the database raises, and `RuntimeError` if this dispatcher is running already.
         """
         return await self._work.run_once()
 

@@ -7,7 +7,8 @@ the clock and the random source.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,7 @@ class DispatcherWork:
         )
         self._sought: UUID | None = None
         self._stopping: asyncio.Event | None = None
+        self._is_running = False
 
     def _database_store(self, target: Any) -> DatabaseStore:
         settings = self._settings
@@ -182,35 +184,51 @@ class DispatcherWork:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
         What becomes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
-        database, until an operator resumes, and what the database raises.
+        database, until an operator resumes, what the database raises, and `RuntimeError` if this dispatcher is running already.
         """
-        self._loops.begin()
-        async with self._activity.reporting():
-            with watching(self._watched):
-                await self._loops.sweep()
-                self._guard.require_trust()
-                await self.reconcile()
-                await self._completion.run_once()
-                return await self._loops.run_once()
+        with self._alone():
+            self._loops.begin()
+            async with self._activity.reporting():
+                with watching(self._watched):
+                    await self._loops.sweep()
+                    self._guard.require_trust()
+                    await self.reconcile()
+                    await self._completion.run_once()
+                    return await self._loops.run_once()
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
 
         If the database does not answer, wait for it, and keep the outcomes meanwhile. If this is cancelled, it abandons the sends
-        in flight. Raises `ConfigurationError`, after the same end, if the database belongs to another env or is given to one.
+        in flight. Raises `ConfigurationError`, after the same end, if the database belongs to another env or is given to one,
+        and `RuntimeError` if this dispatcher is running already.
         """
-        self._loops.begin()
-        self._stopping = stopping
-        async with self._activity.reporting():
-            try:
-                with watching(self._watched):
-                    await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
-                    await self._loops.drain(self.grace)
-            except asyncio.CancelledError:
-                await self.abandon()
-                raise
+        with self._alone():
+            self._loops.begin()
+            self._stopping = stopping
+            async with self._activity.reporting():
+                try:
+                    with watching(self._watched):
+                        await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
+                        await self._loops.drain(self.grace)
+                except asyncio.CancelledError:
+                    await self.abandon()
+                    raise
         if self._loops.refusal is not None:
             raise self._loops.refusal
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second call meanwhile: two calls at the same time would wait for each other's events without end."""
+        if self._is_running:
+            raise RuntimeError(
+                "this dispatcher is running already: await that call first, or give each call a dispatcher of its own"
+            )
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
 
     async def reconcile(self) -> None:
         """Request lookups for a page of entries that became uncertain without a lookup; the schedule repeats this."""

@@ -10,7 +10,7 @@ from support.database import Database
 from support.entries import dispatcher, put
 
 import outbox
-from dispatchers import Deferred
+from dispatchers import Deferred, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
@@ -96,3 +96,27 @@ def test_a_prepared_statement_of_an_altered_table_is_prepared_again(postgresql: 
         return counts
 
     assert asyncio.run(sent_before_and_after()) == [1, 1, 1]
+
+
+def test_a_second_call_meanwhile_is_refused(database: Database, ob: outbox.Outbox) -> None:
+    """It would wait for the events of the first one, without end."""
+    put(database, ob)
+    sending, answered = asyncio.Event(), asyncio.Event()
+
+    class Waiting(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            sending.set()
+            await answered.wait()
+            return await super().send(delivery)
+
+    async def main() -> int:
+        working = dispatcher(database, ob, adapters={"crm": Waiting()})
+        first = asyncio.create_task(working.run_once())
+        await sending.wait()
+        for second in (working.run_once(), working.pump(asyncio.Event())):
+            with pytest.raises(RuntimeError, match="is running already"):
+                await asyncio.wait_for(second, 20)
+        answered.set()
+        return await first + await working.run_once()
+
+    assert asyncio.run(main()) == 1
