@@ -1,11 +1,11 @@
 """The common part of the adapters for AWS: entries of one place are published in batches, and each has its own outcome."""
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from dispatchers.adapters.brokers.aws.answers import outcome_of_error
 from dispatchers.adapters.brokers.aws.client import AwsClient
@@ -13,6 +13,7 @@ from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_
 from dispatchers.adapters.places import Places
 from dispatchers.delivery import Answered, Delivery, Outcome, Rejected
 
+MAX_ITEMS: Final = 10  # of one request
 MAX_ID_CHARS: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
 WINDOW: Final = timedelta(minutes=5)  # "deduplication interval" in the developer guides of SQS, SNS and EventBridge
 TIMEOUT: Final = timedelta(seconds=20)
@@ -29,17 +30,28 @@ Numbered: TypeAlias = tuple[int, Item]
 """An item, with the place of its delivery in the batch."""
 
 
-class AwsPublisher(BatchAdapter):
-    """An adapter for one service of AWS.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsService:
+    """How one service of AWS takes entries.
 
-    operation: the client's method. max_items, max_bytes: of one request.
+    operation: the client's method. max_bytes: of one request.
+    item: the entry as the service takes it. Raises `Unsendable`.
+    request: the parameters of a request to a place with these entries.
+    outcomes: the outcomes of so many entries of a request from its answer, in their order.
     """
 
-    operation: ClassVar[str]
-    max_items: ClassVar[int] = 10
-    max_bytes: ClassVar[int]
+    operation: str
+    max_bytes: int
+    item: Callable[[Delivery], Item]
+    request: Callable[[str, Sequence[dict[str, Any]]], Mapping[str, Any]]
+    outcomes: Callable[[Mapping[str, Any], int], Sequence[Outcome]]
 
-    def __init__(self, client: AwsClient, places: Places) -> None:
+
+class AwsPublisher(BatchAdapter):
+    """An adapter for one service of AWS."""
+
+    def __init__(self, service: AwsService, client: AwsClient, places: Places) -> None:
+        self._service = service
         self._client = client
         self._places = places
 
@@ -51,7 +63,7 @@ class AwsPublisher(BatchAdapter):
         async with asyncio.TaskGroup() as requests:
             for place, items in to_places.items():
                 for part in parts_of(
-                    items, max_items=self.max_items, max_size=self.max_bytes, size=lambda each: each[1].size
+                    items, max_items=MAX_ITEMS, max_size=self._service.max_bytes, size=lambda each: each[1].size
                 ):
                     requests.create_task(self._publish(place, part, deliveries[0].deadline, answered))
 
@@ -59,26 +71,14 @@ class AwsPublisher(BatchAdapter):
         """Close the connections. You may use the adapter again afterwards."""
         self._client.close()
 
-    @abstractmethod
-    def item(self, delivery: Delivery) -> Item:
-        """The entry as the service takes it. Raises `Unsendable`."""
-
-    @abstractmethod
-    def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-        """The parameters of the request."""
-
-    @abstractmethod
-    def outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
-        """The outcomes of the request's entries, in their order."""
-
     def _placed(self, delivery: Delivery) -> tuple[str, Item]:
-        return self._places.of(delivery), self.item(delivery)
+        return self._places.of(delivery), self._service.item(delivery)
 
     async def _publish(self, place: str, items: Sequence[Numbered], deadline: float, answered: Answered) -> None:
-        request = self.request(place, [item.fields for _, item in items])
+        request = self._service.request(place, [item.fields for _, item in items])
         try:
-            answer = await self._client.call(self.operation, deadline, request)
-            outcomes = self.outcomes(answer, len(items))
+            answer = await self._client.call(self._service.operation, deadline, request)
+            outcomes = self._service.outcomes(answer, len(items))
         except Exception as error:  # botocore raises not only its own errors for an unusual answer
             outcome = outcome_of_error(error)
             if isinstance(outcome, Rejected) and len(items) > 1:  # one of them, but which: nothing was executed yet

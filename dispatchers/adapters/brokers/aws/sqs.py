@@ -14,11 +14,21 @@ from datetime import timedelta
 from typing import Any, Final
 
 from dispatchers.adapters.brokers.aws.client import AwsClient
-from dispatchers.adapters.brokers.aws.fifo import FifoAdapter
+from dispatchers.adapters.brokers.aws.fifo import FifoAdapter, FifoService
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 
 MAX_BYTES: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
+
+
+def _request(place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+    numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
+    return {"QueueUrl": place, "Entries": numbered}
+
+
+_SQS: Final = FifoService(
+    setting="queue", body_field="MessageBody", operation="send_message_batch", max_bytes=MAX_BYTES, request=_request
+)
 
 
 class SqsFifoAdapter(FifoAdapter):
@@ -36,11 +46,6 @@ class SqsFifoAdapter(FifoAdapter):
     environment are ignored.
     """
 
-    setting = "queue"
-    body_field = "MessageBody"
-    operation = "send_message_batch"
-    max_bytes = MAX_BYTES
-
     def __init__(
         self,
         *,
@@ -56,10 +61,6 @@ class SqsFifoAdapter(FifoAdapter):
         client = AwsClient(
             "sqs", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
-        super().__init__(client, queue, key_attribute=key_attribute, window=window)
+        super().__init__(_SQS, client, queue, key_attribute=key_attribute, window=window)
         self.timeout = timeout
         self.retry = retry
-
-    def request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-        numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
-        return {"QueueUrl": place, "Entries": numbered}
