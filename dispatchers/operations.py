@@ -1,20 +1,20 @@
 """The app's own operations. Registering them needs no live dispatcher: there is no import cycle, and tests can call them."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import wraps
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
-from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat
+from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, Finding, KeyFormat, Outcome
 from dispatchers.threads import SEND_THREAD, as_async
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
-Send = TypeVar("Send", bound=Callable[[Delivery], Any])
+Send = TypeVar("Send", bound=Callable[[Delivery], Outcome | Awaitable[Outcome]])
 AnyCallback = TypeVar("AnyCallback", bound=Callback)
 AnyCompletion = TypeVar("AnyCompletion", bound=OnCompleted)
 Registered = TypeVar("Registered", bound=Function)
@@ -66,7 +66,7 @@ class Operations:
         failure_fields: tuple[str, ...] = (),
         pinned: str = "",
         deferred_on: tuple[type[Exception], ...] = (),
-        find: Callable[[Delivery], Any] | None = None,
+        find: Callable[[Delivery], Finding | Awaitable[Finding]] | None = None,
     ) -> Callable[[Send], Send]:
         """Register the decorated function, async or sync, as the adapter of the operation `name` and of operations below it.
 

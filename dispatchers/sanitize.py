@@ -31,7 +31,7 @@ OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
 def storable(answer: object) -> Outcome:
     """`answer` as an outcome whose every field the database takes. What is no outcome says nothing: `Unknown`."""
     if not isinstance(answer, OUTCOMES):
-        return Unknown(f"the adapter answered with a {type(answer).__name__}")
+        return Unknown(_no_answer(answer))
     if isinstance(answer, Delivered):
         result = None if answer.result is None else _result(answer.result)
         return answer if result is answer.result else replace(answer, result=result)
@@ -53,7 +53,14 @@ def storable_finding(answer: object) -> Finding:
         return answer
     if isinstance(answer, CannotTell):
         return CannotTell(_text(answer.reason))
-    return CannotTell(f"the adapter answered with a {type(answer).__name__}")
+    return CannotTell(_no_answer(answer))
+
+
+def _no_answer(answer: object) -> str:
+    """Why an object of another type says nothing. Its text may be a secret."""
+    if answer is None:
+        return "the adapter answered with None: is its `return` missing?"
+    return f"the adapter answered with a {type(answer).__name__}"
 
 
 def _result(result: Any) -> Any:

@@ -11,8 +11,9 @@ import pytest
 import requests
 from support.routing import DEFAULTS, LEASE, SECOND, delivery, routes_of, send_async, send_sync
 
-from dispatchers.delivery import Deferred, Delivered, Delivery, KeyFormat, Outcome
+from dispatchers.delivery import Deferred, Delivered, Delivery, KeyFormat, Outcome, Unknown
 from dispatchers.operations import Operations
+from dispatchers.sanitize import storable
 from dispatchers.time_limits import RetryPolicy
 from outbox.errors import ConfigurationError, InvalidValue
 
@@ -166,3 +167,13 @@ def test_only_a_declared_exception_means_that_nothing_was_sent(
 def test_an_exception_that_leaves_a_doubt_cannot_be_declared(given: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(says)):
         Operations().operation("mail", deferred_on=given)
+
+
+def test_a_function_without_an_outcome_is_an_error_of_types_and_says_nothing() -> None:
+    operations = Operations()
+
+    @operations.operation("mail")  # type: ignore[type-var]
+    def send(delivery: Delivery) -> None:
+        """Its `return` is missing."""
+
+    assert storable(send(delivery())) == Unknown("the adapter answered with None: is its `return` missing?")

@@ -141,7 +141,10 @@ def test_an_inconclusive_lookup_leaves_it_uncertain_and_is_made_again(database: 
 
 @pytest.mark.parametrize(
     ("finding", "shown"),
-    [(KeyError("secret"), "the adapter raised KeyError"), (None, "the adapter answered with a NoneType")],
+    [
+        (KeyError("secret"), "the adapter raised KeyError"),
+        (None, "the adapter answered with None: is its `return` missing?"),
+    ],
 )
 def test_a_find_that_fails_is_inconclusive(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, finding: Any, shown: str
