@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from types import UnionType
 from typing import Any, ClassVar, TypeAlias
@@ -39,6 +39,7 @@ class Scenario:
     name: str
     behaviour: Any
     expects: Expected
+    _: KW_ONLY
     payload: Any = None
     requests: int = 1
     hangs: bool = False

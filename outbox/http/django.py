@@ -46,6 +46,7 @@ from outbox.http.policy import (
     require_scope,
     require_whole_body,
     too_large,
+    whole_body,
 )
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by, undone_by_conflict
 from outbox.requests.fingerprint import canonical_json
@@ -149,7 +150,7 @@ class Idempotency:
     def _finish(self, claimed: RequestTransaction, response: Any) -> HttpResponse:
         if hasattr(response, "render"):
             response.render()
-        body = self._policy.whole_body(response)
+        body = whole_body(self._policy, response)
         answer = claimed.finish(KeptResponse(response.status_code, body, response.items()))
         if not claimed.is_kept:  # so that Django drops the view's hooks of on_commit, too
             transaction.set_rollback(True, self._using)

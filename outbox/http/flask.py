@@ -42,6 +42,7 @@ from outbox.http.policy import (
     require_sessions,
     require_whole_body,
     too_large,
+    whole_body,
 )
 from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
@@ -150,7 +151,7 @@ class Idempotency:
         response.direct_passthrough = False
         close: Callable[[], None] | None = getattr(response.response, "close", None)
         try:
-            body = self._policy.whole_body(response.iter_encoded())
+            body = whole_body(self._policy, response.iter_encoded())
         finally:
             if close is not None:
                 close()

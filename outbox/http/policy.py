@@ -76,23 +76,6 @@ class Policy:
                     "problem_types", uri, f"of {name!r} must be its URI as a str, not {type(uri).__name__}"
                 )
 
-    def check_answer_size(self, size: int) -> None:
-        """Raise `NotSerializable` if an answer of `size` bytes is too large to keep."""
-        max_bytes = self.outbox.configuration.max_payload_bytes
-        if size > max_bytes:
-            raise NotSerializable(
-                f"the answer has more than {max_bytes} bytes, the maximum that can be stored for a replay: send a"
-                " smaller answer, or a link, or set max_payload_bytes"
-            )
-
-    def whole_body(self, chunks: Iterable[bytes]) -> bytes:
-        """Read an answer's body to its end, also of a stream or a file: nothing of it may be sent before the commit."""
-        body = bytearray()
-        for chunk in chunks:
-            body += chunk
-            self.check_answer_size(len(body))
-        return bytes(body)
-
     def key_of(self, lines: Sequence[str], *, are_joined: bool = False) -> str:
         """Return the key in the values of a request's Idempotency-Key lines.
 
@@ -100,23 +83,43 @@ class Policy:
         """
         return parse_key(lines, strict=self.strict, are_joined=are_joined)
 
-    def block(self, session: Session, key: str, scope: str, content: Any) -> IdempotentBlock:
-        """The `outbox.idempotent` block of this request."""
-        block = self.outbox.idempotent(
-            session,
-            key,
-            scope=scope,
-            content=content,
-            source="http",
-            wait=self.wait,
-            retention=self.retention,
-        )
-        change_options(block, lock_wait=limited_wait(self.max_waiting))
-        return block
-
     def problem(self, refusal: RequestError) -> Response:
         """Return the answer to a refused request: a problem document."""
         return problem_of(refusal, self.problem_types)
+
+
+def check_answer_size(policy: Policy, size: int) -> None:
+    """Raise `NotSerializable` if an answer of `size` bytes is too large to keep."""
+    max_bytes = policy.outbox.configuration.max_payload_bytes
+    if size > max_bytes:
+        raise NotSerializable(
+            f"the answer has more than {max_bytes} bytes, the maximum that can be stored for a replay: send a"
+            " smaller answer, or a link, or set max_payload_bytes"
+        )
+
+
+def whole_body(policy: Policy, chunks: Iterable[bytes]) -> bytes:
+    """Read an answer's body to its end, also of a stream or a file: nothing of it may be sent before the commit."""
+    body = bytearray()
+    for chunk in chunks:
+        body += chunk
+        check_answer_size(policy, len(body))
+    return bytes(body)
+
+
+def block_of(policy: Policy, session: Session, key: str, scope: str, content: Any) -> IdempotentBlock:
+    """The `outbox.idempotent` block of a request."""
+    block = policy.outbox.idempotent(
+        session,
+        key,
+        scope=scope,
+        content=content,
+        source="http",
+        wait=policy.wait,
+        retention=policy.retention,
+    )
+    change_options(block, lock_wait=limited_wait(policy.max_waiting))
+    return block
 
 
 def too_large(max_body_bytes: int) -> RequestTooLarge:

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outbox.errors import ClaimError, OutboxError, RequestError, RequestUndone
 from outbox.http.answers import with_added
-from outbox.http.policy import Policy, require_whole_body, too_large
+from outbox.http.policy import Policy, check_answer_size, require_whole_body, too_large
 from outbox.http.transaction import RequestTransaction
 from outbox.requests.idempotency import Claim
 from outbox.requests.responses import Response
@@ -202,7 +202,7 @@ class Exchange:
             self._buffered.clear()
         elif message["type"] == "http.response.body":
             self._buffered += message.get("body", b"")
-            self.policy.check_answer_size(len(self._buffered))
+            check_answer_size(self.policy, len(self._buffered))
             if not message.get("more_body", False):
                 await self._finish(transaction)
 

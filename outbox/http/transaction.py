@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimLost, RequestError, RequestUndone
 from outbox.http.answers import Verdict, as_it_travels, first_answer, judge, kept_headers, replay
-from outbox.http.policy import Policy
+from outbox.http.policy import Policy, block_of
 from outbox.requests.claim_block import IdempotentBlock, change_options
 from outbox.requests.idempotency import Claim
 from outbox.requests.records import RETRY_AFTER
@@ -90,7 +90,7 @@ class RequestTransaction:
         # It holds nothing, and the transaction that begins here is the request's alone.
         self._is_new = not (session.in_transaction() or session.new or session.identity_map)
         try:
-            block = policy.block(session, key, scope, content)
+            block = block_of(policy, session, key, scope, content)
             change_options(block, owns_transaction=True)
             if self._is_new:
                 change_options(block, savepoint_of=request_savepoint)

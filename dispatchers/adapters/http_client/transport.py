@@ -69,8 +69,8 @@ class Answer:
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
-    whole: bool = True
-    is_first: bool = field(default=True, repr=False)
+    whole: bool = field(default=True, kw_only=True)
+    is_first: bool = field(default=True, repr=False, kw_only=True)
 
 
 class Transport:
@@ -162,7 +162,9 @@ class Transport:
         if answer.status is None:
             raise httpx.RemoteProtocolError("the connection ended without an answer")
         is_first = not connection.is_reused
-        return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole, is_first)
+        return Answer(
+            answer.status, AnswerHeaders(answer.headers), bytes(answer.body), whole=answer.whole, is_first=is_first
+        )
 
     async def aclose(self) -> None:
         """Close the connections. You may use the transport again afterwards."""
@@ -215,7 +217,7 @@ class Transport:
         echo = None if isinstance(outgoing, httpx.Request) else outgoing.echo
         if doubt := doubt_of_key(response.status_code, headers, echo, is_first=True):
             raise ForeignAnswer(doubt)
-        return Answer(response.status_code, headers, bytes(body[: self._max_answer_bytes]), whole)
+        return Answer(response.status_code, headers, bytes(body[: self._max_answer_bytes]), whole=whole)
 
     async def _read(self, response: httpx.Response, body: bytearray) -> bool:
         try:
