@@ -169,7 +169,7 @@ def test_an_exception_that_leaves_a_doubt_cannot_be_declared(given: Any, says: s
         Operations().operation("mail", deferred_on=given)
 
 
-def test_a_function_without_an_outcome_is_an_error_of_types_and_says_nothing() -> None:
+def test_a_function_without_an_outcome_is_an_error_of_types() -> None:
     operations = Operations()
 
     @operations.operation("mail")  # type: ignore[type-var]
