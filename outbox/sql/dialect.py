@@ -329,8 +329,8 @@ class Dialect(ABC):
         """The engine, whose transactions are at the level that the outbox needs, whatever level the app's engine has."""
         return engine
 
-    def leave_autocommit(self, connection: Connection) -> None:
-        """Switch an idle connection from autocommit to READ COMMITTED, until it returns to its pool."""
+    def set_usable_level(self, connection: Connection) -> None:
+        """Switch an idle connection to READ COMMITTED, until it returns to its pool, if the outbox cannot write at its level."""
 
     def isolation_level(self, connection: Connection) -> str:
         """The level of the present transaction, or of the session, with a space between words."""

@@ -152,7 +152,8 @@ class CallbackTransactions:
     async def run(self, begin: Callable[[Connection, Session], Calling]) -> bool:
         """Call the functions that `begin` yields, one after another in one transaction; returns its result.
 
-        An engine in autocommit mode gets a transaction at READ COMMITTED. Raises `CallbackFailed`, and what the database raises.
+        If the outbox cannot write at the engine's level, it is at READ COMMITTED. Raises `CallbackFailed`, and what the database
+        raises.
         """
         await self.require_same_database()
         run = Run(self._timeout)
@@ -214,7 +215,7 @@ class CallbackTransactions:
     @contextlib.contextmanager
     def _on_own_engine(self) -> Iterator[tuple[Connection, Session]]:
         with self._engine.connect() as connection:
-            dialect_of(connection).leave_autocommit(connection)
+            dialect_of(connection).set_usable_level(connection)
             try:
                 with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
                     yield connection, session
@@ -241,7 +242,7 @@ class CallbackTransactions:
 
     async def _run_async(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         async with self._async_engine.connect() as connection:
-            await connection.run_sync(lambda sync: dialect_of(sync).leave_autocommit(sync))
+            await connection.run_sync(lambda sync: dialect_of(sync).set_usable_level(sync))
             try:
                 async with connection.begin():
                     return await self._call_async(run, connection, begin)

@@ -14,6 +14,7 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.errors import ConfigurationError
 from outbox.sql import key_locks, migration_locks
+from outbox.sql.connections.transactions import is_in_autocommit
 from outbox.sql.dialect import UNDEFINED, Dialect, Lock, Writes, words
 from outbox.sql.errors.driver import sqlstate
 from outbox.sql.mariadb import settings as mariadb_settings
@@ -117,6 +118,12 @@ class MariaDB(Dialect):
 
     def require_usable(self, connection: Connection) -> None:
         mariadb_settings.require_settings(connection)
+
+    def set_usable_level(self, connection: Connection) -> None:
+        is_usable = mariadb_settings.is_at_read_committed(connection) and not is_in_autocommit(connection)
+        connection.rollback()  # the question has begun a transaction
+        if not is_usable:
+            connection.execution_options(isolation_level=self.isolation)
 
     def isolation_level(self, connection: Connection) -> str:
         """The isolation level of the session."""

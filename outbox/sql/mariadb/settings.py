@@ -45,7 +45,16 @@ def require_settings(connection: Connection) -> None:
         _check(connection)
         pooled.info[_IS_GALERA] = _is_replicated(connection)
         pooled.info[_CHECKED] = True
-    _require_read_committed(connection.get_execution_options().get("isolation_level") or _session_level(connection))
+    _require_read_committed(_level(connection))
+
+
+def is_at_read_committed(connection: Connection) -> bool:
+    return _plain(_level(connection)) == "READ COMMITTED"
+
+
+def _level(connection: Connection) -> str:
+    level: str = connection.get_execution_options().get("isolation_level") or _session_level(connection)
+    return level
 
 
 def _session_level(connection: Connection) -> str:
@@ -158,11 +167,15 @@ def _require_read_committed(level: str) -> None:
     an index's gaps would be locked, so that transactions with different keys would deadlock. In autocommit each statement sees
     what is committed.
     """
-    if level.replace("-", " ").replace("_", " ").upper() not in ("READ COMMITTED", "AUTOCOMMIT"):
+    if _plain(level) not in ("READ COMMITTED", "AUTOCOMMIT"):
         raise ConfigurationError(
             f"the transaction is at {level}, and on MariaDB the outbox needs READ COMMITTED:"
             ' create_engine(url, isolation_level="READ COMMITTED")'
         )
+
+
+def _plain(level: str) -> str:
+    return level.replace("-", " ").replace("_", " ").upper()
 
 
 # --- transactions that the server has ended

@@ -82,7 +82,7 @@ class PostgreSQL(Compatible):
     def at_own_level(self, engine: Engine) -> Engine:
         return engine.execution_options(isolation_level=self.isolation)
 
-    def leave_autocommit(self, connection: Connection) -> None:
+    def set_usable_level(self, connection: Connection) -> None:
         if is_in_autocommit(connection):
             connection.execution_options(isolation_level="READ COMMITTED")
 

@@ -3,18 +3,42 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from support.database import TABLES, Database, Order
-from support.entries import dispatcher, pumping
+from support.entries import dispatcher, pumping, put_one, states
 
 import outbox
 from dispatchers import Operations, Settlement
 from dispatchers.adapters import MemoryAdapter
 
 CHANGE = sa.update(Order).values(amount=7)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_a_callback_runs_at_read_committed_on_any_engine(
+    mariadb: Database, ob: outbox.Outbox, level: str, is_async: bool
+) -> None:
+    put_one(mariadb, ob)
+    operations, levels = Operations(), list[str]()
+
+    @operations.on_settled("crm.upsert")
+    def note(session: Session, settlement: Settlement) -> None:
+        levels.append(session.connection().get_isolation_level())
+        session.add(Order(customer="eve", amount=1))
+
+    new_engine = mariadb.async_engine if is_async else mariadb.unprepared_engine
+    engine: Any = new_engine(isolation_level=level)
+    working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, include=[operations])
+
+    assert asyncio.run(working.run_once()) == 1
+
+    assert (levels, states(mariadb), len(mariadb.orders)) == (["READ COMMITTED"], {"delivered": 1}, 1)
 
 
 def test_a_callback_that_catches_a_deadlock_commits_nothing(mariadb: Database, ob: outbox.Outbox) -> None:
