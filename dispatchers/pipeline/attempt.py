@@ -28,6 +28,9 @@ log = logging.getLogger("outbox.dispatcher")
 
 IDLE: Final = math.inf
 SendBatch: TypeAlias = Callable[[Sequence[Delivery], Answered], Awaitable[None]]
+OF_THE_PROCESS = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+"""What may come from outside an adapter. Everything else that it raises is its own, also gevent's Timeout, a BaseException."""
+
 NO_DELIVERY = Deferred("no delivery can be made from its row; the log shows why")
 
 
@@ -203,16 +206,16 @@ class Attempt:
             delivery, self._end_span = trace.attempt(delivery, self.entry, is_lookup=isinstance(self.step, Lookup))
         try:
             answer = await ask(delivery)
-        except (Exception, BaseExceptionGroup, SystemExit) as error:
-            text = "the adapter of %r raised for entry %s: this counts as no answer"
-            log.exception(text, self.route.name, self.entry.id)
-            self._context.activity.errors.report("adapter", error, self.entry)
-            answer = Unknown(f"the adapter raised {type(error).__name__}")
-        except BaseException as error:
+        except OF_THE_PROCESS as error:
             if not (isinstance(error, asyncio.CancelledError) and deadline.alone_cancelled):
                 self._finish_span(None)
                 raise
             answer = deadline.no_answer(self.route)
+        except BaseException as error:
+            text = "the adapter of %r raised for entry %s: this counts as no answer"
+            log.exception(text, self.route.name, self.entry.id)
+            self._context.activity.errors.report("adapter", error, self.entry)
+            answer = Unknown(f"the adapter raised {type(error).__name__}")
         if self._end_span is not None:
             self._finish_span(result_of(answer))
         return answer
@@ -314,11 +317,11 @@ class Batch:
         try:
             await self._send(self.deliveries, self.answered)
             self.end_with(Unknown("the adapter returned without its outcome"))
-        except asyncio.CancelledError:
-            if not deadline.alone_cancelled:
+        except OF_THE_PROCESS as error:
+            if not (isinstance(error, asyncio.CancelledError) and deadline.alone_cancelled):
                 raise
             self.end_with(deadline.no_answer(route))
-        except (Exception, BaseExceptionGroup, SystemExit) as error:
+        except BaseException as error:
             text = "the adapter of %r raised for a batch of %d entries: those without an outcome count as not answered"
             log.exception(text, route.name, len(self.deliveries))
             self._context.activity.errors.report("adapter", error)

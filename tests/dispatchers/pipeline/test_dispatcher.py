@@ -255,18 +255,23 @@ def test_an_entry_of_a_newer_release_waits_for_one(database: Database, ob: outbo
 # --- attempts whose outcome is unknown
 
 
+class Timeout(BaseException):
+    """As gevent's."""
+
+
 @pytest.mark.parametrize(
     "misbehave",
     [
         raising(ValueError("a bug")),
         raising(BaseExceptionGroup("many", [SystemExit(1)])),
         raising(asyncio.CancelledError()),
+        raising(Timeout()),
         lambda: None,
         lambda: "delivered",
         lambda: Delivered,
         lambda: asyncio.sleep(10),
     ],
-    ids=["raises", "raises a group", "is cancelled inside", "None", "text", "a class", "hangs"],
+    ids=["raises", "raises a group", "is cancelled inside", "raises no Exception", "None", "text", "a class", "hangs"],
 )
 def test_whatever_an_adapter_does_the_next_attempt_has_the_same_key(
     database: Database, ob: outbox.Outbox, misbehave: Callable[[], Any]
