@@ -36,6 +36,9 @@ WAIT_SECONDS: Final = 1.0
 MAX_KNOWN: Final = 250
 """Claimed entries at a time whose end is stored: nothing is sent, so `max_in_flight` does not count them."""
 
+MAX_REMEMBERED: Final = 1000
+"""Idle destinations without entries that are remembered: their names come from rows, so their number needs a limit."""
+
 # --- callbacks
 
 ASSUMED_SECONDS: Final = 1.0  # assumed duration of a callback, until one was measured
@@ -92,12 +95,16 @@ class Destination:
     reporting: int = 0
 
     @property
-    def is_unused(self) -> bool:
-        """Whether nothing is lost if the record is made again."""
-        is_idle = not (self.claimed or self.called_back or self.sending or self.waiting)
+    def is_idle(self) -> bool:
+        """Whether nothing becomes wrong if the record is made again."""
+        is_free = not (self.claimed or self.called_back or self.sending or self.waiting)
         is_open = self.flow_state is None and self.throttled is None and self.shut_until == OPEN
-        is_reported = self.probe is None and not (self.shared_sends or self.reporting)
-        return is_idle and is_open and is_reported and not self.has_callbacks and self.read_at is None
+        return is_free and is_open and self.probe is None and not (self.shared_sends or self.reporting)
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether the record says what a new one would have to find out."""
+        return self.has_callbacks or self.read_at is not None
 
 
 class _Records(dict[str, Destination]):
@@ -193,11 +200,15 @@ class Destinations:
         return Destination(name, service, permits, self._can_wait(name), name in self._called_back)
 
     def forget_all_but(self, names: Collection[str]) -> None:
-        """Forget what was measured of other destinations, and those of which nothing matters."""
-        for destination in [each for name, each in self.of.items() if name not in names]:
+        """Forget what was measured of other destinations. Of those that are idle, keep the newest records that say something."""
+        kept = frozenset(names)
+        others = [each for name, each in self.of.items() if name not in kept]
+        for destination in others:
             destination.measured_at, destination.can_wait = None, self._can_wait(destination.name)
-            if destination.is_unused:
-                del self.of[destination.name]
+        idle = [each for each in others if each.is_idle]
+        remembered = [each for each in idle if each.is_remembered][-MAX_REMEMBERED:]
+        for destination in set(idle).difference(remembered):
+            del self.of[destination.name]
 
     def is_paused(self, destination: Destination) -> bool:
         """Whether an operator has paused its service: a pause of `stripe` pauses its accounts."""

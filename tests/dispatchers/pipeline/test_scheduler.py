@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.flow_control.quota import max_entries
-from dispatchers.pipeline.destinations import Destinations
+from dispatchers.pipeline.destinations import MAX_REMEMBERED, Destinations
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, Scheduler
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
@@ -283,3 +283,43 @@ def test_a_destination_without_entries_is_forgotten_unless_it_is_in_use() -> Non
     scheduler.destinations.release(claimed("sending"))
     scheduler.learn([])
     assert sorted(scheduler.destinations.of) == ["shut", "stripe"]
+
+
+def test_of_destinations_with_callbacks_not_all_are_remembered() -> None:
+    """Their names come from rows: an app may name a destination after each of its customers."""
+    destinations = Destinations(permits=10, permits_in_all=10)
+    scheduler = Scheduler(["crm"], destinations)
+    for number in range(3 * MAX_REMEMBERED):
+        destinations.reserve_callbacks(f"crm_{number}")
+        if number:
+            destinations.release_callbacks(f"crm_{number}")
+
+    scheduler.learn([])
+
+    assert len(destinations.of) <= MAX_REMEMBERED + 2
+    assert {"crm_0", f"crm_{3 * MAX_REMEMBERED - 1}"} <= destinations.of.keys()  # in use, and the newest
+
+
+def test_a_sweep_does_not_compare_each_destination_with_all_others() -> None:
+    destinations = Destinations(permits=10, permits_in_all=10)
+    scheduler, compared = Scheduler(["crm"], destinations), 0
+
+    class Name(str):
+        """Counts its comparisons."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+    names = [Name(f"stripe:acct_{number}") for number in range(2000)]
+    scheduler.learn(names)
+    for name in names:
+        destinations.of[str(name)].due_from = NOW
+    compared = 0
+
+    scheduler.learn(names)
+
+    assert compared < 20 * len(names)
