@@ -14,7 +14,7 @@ No other process needs to run. To send what was enqueued, use `dispatchers.testi
 import asyncio
 import json
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
@@ -48,16 +48,16 @@ class Enqueued:
 
 
 class Conditions(TypedDict, total=False):
-    """parent: the entry's parent key. outbox: the outbox; by default the one of `outbox.configure`."""
+    """parent, discriminator: the entry's. outbox: the outbox; by default the one of `outbox.configure`."""
 
     parent: str | ParentKey | None
+    discriminator: str | None
     outbox: Outbox | None
 
 
 class Counted(Conditions, total=False):
-    """discriminator: the entry's. count: how many entries there must be; one by default."""
+    """count: how many entries there must be; one by default."""
 
-    discriminator: str | None
     count: int
 
 
@@ -119,6 +119,7 @@ def assert_enqueued(session: Any, operation: str, payload: Any = None, **conditi
         that is None matches every entry.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
+    _refuse_unknown("assert_enqueued", conditions, Counted)
     return _require_in(session, operation, payload, "assert_enqueued", conditions)
 
 
@@ -138,8 +139,15 @@ def assert_not_enqueued(
 ) -> Any:
     """Assert that no entry matches. Without an operation, assert that there is no entry at all."""
     __tracebackhide__ = True
-    none: Counted = {"parent": conditions.get("parent"), "outbox": conditions.get("outbox"), "count": 0}
-    return _require_in(session, operation, payload, "assert_not_enqueued", none)
+    _refuse_unknown("assert_not_enqueued", conditions, Conditions)
+    return _require_in(session, operation, payload, "assert_not_enqueued", {**conditions, "count": 0})
+
+
+def _refuse_unknown(name: str, given: Mapping[str, object], conditions: type[Conditions]) -> None:
+    """A condition that does not exist would be ignored, and the assertion would hold for another reason."""
+    names = conditions.__annotations__
+    if unknown := sorted(given.keys() - names.keys()):
+        raise TypeError(f"{name} has no condition {unknown[0]!r}; its conditions are {', '.join(names)}")
 
 
 def _require_in(session: Any, operation: str | None, payload: Any, name: str, conditions: Counted) -> Any:

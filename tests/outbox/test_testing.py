@@ -1,6 +1,7 @@
 """The kit for the tests of apps: what was enqueued, and what it comes to when it is all sent."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,39 @@ def test_an_async_session_is_awaited(postgresql: Database, ob: outbox.Outbox) ->
             assert len(await all_enqueued(session, outbox=ob)) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("asserting", "says"),
+    [
+        (
+            assert_enqueued,
+            "assert_enqueued has no condition 'parant'; its conditions are parent, discriminator, outbox, count",
+        ),
+        (
+            assert_not_enqueued,
+            "assert_not_enqueued has no condition 'parant'; its conditions are parent, discriminator, outbox",
+        ),
+    ],
+    ids=["enqueued", "not-enqueued"],
+)
+def test_a_condition_that_does_not_exist_is_refused(
+    sqlite: Database, ob: outbox.Outbox, asserting: Callable[..., Any], says: str
+) -> None:
+    """Ignored, it would let the test pass for another entry."""
+    with sqlite.session() as session, pytest.raises(TypeError) as refused:
+        asserting(session, "crm.upsert", parant="order:1", outbox=ob)
+
+    assert str(refused.value) == says
+
+
+def test_what_must_not_be_enqueued_may_be_told_by_its_discriminator(sqlite: Database, ob: outbox.Outbox) -> None:
+    with sqlite.session() as session:
+        ob.enqueue(session, "mail.send", {}, parent="order:1", discriminator="ada")
+
+        assert_not_enqueued(session, "mail.send", discriminator="bob", outbox=ob)
+        with pytest.raises(AssertionError, match=r"1 entries are 'mail\.send' with discriminator 'ada', not 0"):
+            assert_not_enqueued(session, "mail.send", discriminator="ada", outbox=ob)
 
 
 # --- drain
