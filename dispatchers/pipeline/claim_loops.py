@@ -43,7 +43,9 @@ log = logging.getLogger("outbox.dispatcher")
 CLAIM_LOOPS = 2  # exchanges with the database at the same time
 SWEEP_SECONDS = 1.0  # a sweep finds entries that became due before the cursors
 STALE_SECONDS = 15.0  # this process was suspended: what the last sweep has read, such as pauses, counts no more
-IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: there are no cursors then, and hints announce new entries
+IDLE_SWEEP_SECONDS = (
+    5.0  # while nothing is claimed: there are no cursors then, and permits are free for what is decided
+)
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
@@ -403,7 +405,7 @@ class ClaimLoops:
 
     def _must_sweep(self) -> bool:
         """Whether a sweep is due. While hinted entries wait to be claimed, it may be late by the same time again."""
-        is_idle = self._wakeup.is_listening and not self._has_claimed
+        is_idle = self._wakeup.is_listening and not (self._has_claimed or self.in_flight())
         seconds = IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS
         return self._clock() - self._swept_at >= (2 * seconds if self._scheduler.is_hinted else seconds)
 

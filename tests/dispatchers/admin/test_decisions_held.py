@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from support.callbacks import Shop
 from support.database import TABLES, Database
 from support.decisions import decide
-from support.entries import HOUR, age, dispatcher, pumping, put, put_one, run_once, state, states, until_true
+from support.entries import HOUR, Blocking, age, dispatcher, pumping, put, put_one, run_once, state, states, until_true
 from support.ordering import put_in_group
 
 import outbox
@@ -26,6 +26,7 @@ from dispatchers.admin.read.overview import read_overview
 from dispatchers.admin.read.summary import read_summary
 from dispatchers.errors import Suspended
 from dispatchers.flow_control.state import Taken, as_record
+from dispatchers.pipeline import claim_loops
 from dispatchers.store.queue.throttling import make_rows
 from dispatchers.stored_outcome import Known, write_outcome
 from outbox.sql.clock import clock, clock_plus, database_now
@@ -255,3 +256,27 @@ def cancel_all(database: Database, ids: list[UUID]) -> None:
     for first in range(0, len(ids), 300):
         some = ids[first : first + 300]
         database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id.in_(some)).values(values))
+
+
+def test_while_sends_hang_each_sweep_looks_for_decisions(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All permits are used up, so nothing but a sweep finds what is decided; hints announce no decision."""
+    monkeypatch.setattr(claim_loops, "IDLE_SWEEP_SECONDS", 3600.0)
+    put(postgresql, ob)
+    crm = Blocking()
+
+    async def main() -> None:
+        working = dispatcher(postgresql, ob, adapters={"crm": crm}, max_in_flight=1)
+        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 1))
+        loops = working._loops
+        await until_true(lambda: bool(crm.waiting) and loops._wakeup.is_listening and not loops._has_claimed)
+        late = await asyncio.to_thread(put_one, postgresql, ob, due=HOUR)
+        await asyncio.to_thread(decide, postgresql, decisions.cancel, late)
+        try:
+            await until_true(lambda: states(postgresql)["cancelled"] == 1, seconds=20)
+        finally:
+            crm.released.set()
+            await pump
+
+    asyncio.run(main())
