@@ -23,10 +23,10 @@ class TestHttp(HttpSuite):
     client_exceptions = (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError)
     scenarios = (
         Scenario("created", answer(201, json={"id": 7}), Delivered),
-        Scenario("deleted", answer(204), Delivered, {"url": "/contacts/7", "method": "DELETE"}),
+        Scenario("deleted", answer(204), Delivered, payload={"url": "/contacts/7", "method": "DELETE"}),
         Scenario("repeated", answer(201, headers={"Idempotent-Replayed": "true"}), Delivered),
         Scenario("invalid", answer(400, json={"error": "no such field"}), Rejected),
-        Scenario("a read", answer(200), Rejected, {"url": "/contacts", "method": "GET"}, requests=0),
+        Scenario("a read", answer(200), Rejected, payload={"url": "/contacts", "method": "GET"}, requests=0),
         Scenario("key of another request", answer(422), KeyConflict),
         Scenario("limited", answer(429, headers={"Retry-After": "7"}), Deferred),
         Scenario("limited for a nonsensical time", answer(429, headers={"Retry-After": "-7"}), Deferred),

@@ -102,8 +102,8 @@ class TestStripeThatRemembers(AdapterSuite):
     client_exceptions = ()
     scenarios = (
         Scenario("charged", meeting(None), Delivered),
-        Scenario("declined", meeting(None), Rejected, {**payload, "payment_method": "pm_card_chargeDeclined"}),
-        Scenario("without an amount", meeting(None), Rejected, {"currency": "eur"}),
+        Scenario("declined", meeting(None), Rejected, payload={**payload, "payment_method": "pm_card_chargeDeclined"}),
+        Scenario("without an amount", meeting(None), Rejected, payload={"currency": "eur"}),
         Scenario("limited", meeting(StripeFault.RATE_LIMIT), Deferred),
         Scenario("executing", beginning(), InProgress),
         Scenario("another charge under the key", beginning(amount="2001"), KeyConflict),

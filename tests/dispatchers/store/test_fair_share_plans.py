@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.daemons import wait_for
-from support.database import TABLES, Database, statements_of
+from support.database import TABLES, Database, nodes, statements_of
 from support.entries import claim, put, quota, settle
-from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates_of_queue
+from test_claim_plans import HOT_MIN, drained, fill, number, run, updates_of_queue
 
 import outbox
 from dispatchers.store.database import DatabaseStore

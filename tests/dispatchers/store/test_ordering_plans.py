@@ -3,10 +3,10 @@
 from typing import Any
 
 import sqlalchemy as sa
-from support.database import TABLES, Database, statements_of
+from support.database import TABLES, Database, nodes, statements_of
 from support.entries import HOUR, age, claim, claim_one, claim_request, quota, settle
 from support.ordering import OrderedService, blocked, put_in_group, send_all
-from test_claim_plans import nodes, run
+from test_claim_plans import run
 
 import outbox
 from dispatchers import Unknown
