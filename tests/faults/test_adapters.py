@@ -54,8 +54,8 @@ def be_fatal(delivery: Delivery) -> None:
     raise Fatal
 
 
-@pytest.mark.parametrize("misbehave", [out_of_memory, exit_the_process])
-def test_an_adapter_without_memory_or_that_exits_is_alone_in_doubt(
+@pytest.mark.parametrize("misbehave", [out_of_memory, exit_the_process, be_fatal])
+def test_an_adapter_that_takes_the_process_along_is_alone_in_doubt(
     database: Database, ob: outbox.Outbox, misbehave: Callable[[Delivery], None]
 ) -> None:
     put(database, ob, count=5)
@@ -89,19 +89,6 @@ def test_a_payload_too_large_for_the_memory_harms_no_other_entry(
 
     assert states(database) == {"delivered": 4, "retry": 1}
     assert reasons(database, large) == ["the adapter raised MemoryError"]
-
-
-def test_an_adapters_uncatchable_exception_leaves_its_entry_to_its_lease(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=5)
-    adapter = Misbehaving(be_fatal)
-
-    assert run_once(database, ob, adapters={"crm": adapter}) == 4
-
-    assert states(database) == {"delivered": 4, "sending": 1}
-    age(database, HOUR)
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    assert states(database) == {"delivered": 5}
-    assert set(adapter.effects.values()) == {1}
 
 
 # --- an adapter that blocks the event loop

@@ -173,7 +173,7 @@ def test_a_condition_that_does_not_exist_is_refused(
     assert str(refused.value) == says
 
 
-def test_what_must_not_be_enqueued_may_be_told_by_its_discriminator(sqlite: Database, ob: outbox.Outbox) -> None:
+def test_what_must_not_be_enqueued_may_be_named_by_its_discriminator(sqlite: Database, ob: outbox.Outbox) -> None:
     with sqlite.session() as session:
         ob.enqueue(session, "mail.send", {}, parent="order:1", discriminator="ada")
 

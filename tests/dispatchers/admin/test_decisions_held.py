@@ -258,7 +258,7 @@ def cancel_all(database: Database, ids: list[UUID]) -> None:
         database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id.in_(some)).values(values))
 
 
-def test_while_sends_hang_each_sweep_looks_for_decisions(
+def test_while_sends_hang_each_sweep_searches_for_decisions(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All permits are used up, so nothing but a sweep finds what is decided; hints announce no decision."""
