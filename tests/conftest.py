@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for kind, where in (("portable", "in the portable mode"), ("mariadb", "on MariaDB")):
         parser.addoption(f"--{kind}", action="store_true", help=f"run all tests of a database {where}, and no others")
     parser.addoption("--every-case", action="store_true", help="run each value on each database")
-    parser.addoption("--loop", choices=LOOPS, default="mixed", help="the event loop of the tests; mixed: half on each")
+    which = "the event loop of the tests; mixed: each on one of both; other: each on the other one"
+    parser.addoption("--loop", choices=LOOPS, default="mixed", help=which)
 
 
 def pytest_sessionstart() -> None:

@@ -9,7 +9,7 @@ from support import matrix
 from support.docs_pages import ROOT
 
 
-@pytest.mark.parametrize("pattern", sorted({*matrix.CORE, *matrix.STORE}))
+@pytest.mark.parametrize("pattern", sorted({*matrix.CORE, *matrix.STORE, *matrix.LOOP}))
 def test_each_pattern_of_the_matrix_names_tests(pattern: str) -> None:
     assert matrix.found(pattern)
 

@@ -10,7 +10,8 @@ import uvloop
 
 from support.cases import by_test
 
-LOOPS = ("mixed", "asyncio", "uvloop")
+KINDS = ("asyncio", "uvloop")
+LOOPS = ("mixed", "other", *KINDS)
 LOOP = pytest.StashKey[str]()
 """Of an item: its loop."""
 
@@ -18,13 +19,15 @@ LOOP = pytest.StashKey[str]()
 def loops_of(items: Sequence[pytest.Item], loops: str) -> Iterator[tuple[pytest.Item, str]]:
     """Each case with its loop. With `mixed` a test's cases alternate, and the next test of the module begins with the other loop.
 
-    A case's place decides, not its name: a rename changes nothing.
+    With `other` each case gets the loop that it does not get with `mixed`. A case's place decides, not its name: a rename changes
+    nothing.
     """
+    first = LOOPS.index(loops)
     numbers: Counter[str] = Counter()
     for test, cases in by_test(items).items():
         module = test.partition("::")[0]
         for number, case in enumerate(cases, numbers[module]):
-            yield case.item, LOOPS[1 + number % 2] if loops == "mixed" else loops
+            yield case.item, loops if loops in KINDS else KINDS[(first + number) % 2]
         numbers[module] += 1
 
 

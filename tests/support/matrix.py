@@ -95,6 +95,9 @@ STORE = (
 )
 """What a PostgreSQL may break."""
 
+LOOP = ("adapters", "dispatchers", "outbox/http", "outbox/test_hint*.py")
+"""What an event loop may break."""
+
 
 class NotHere(Exception):
     """Why this machine cannot run it."""
@@ -133,6 +136,7 @@ def runs() -> Iterator[Run]:
             yield Run(f"python-{minor}", partial(on_minor, minor), CORE)
     yield Run("lowest", on_lowest, CORE)
     yield Run("newest", on_newest, CORE)
+    yield Run("other-loop", on_own, LOOP, ("--loop", "other"))
     for major in POSTGRESQLS:
         yield Run(f"postgresql-{major}", partial(on_postgresql, major), STORE, ("-k", "not mariadb and not sqlite"))
 
@@ -248,6 +252,11 @@ def installed(name: str, python: Path, lock: Path) -> Path:
         subprocess.run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], check=True)
         ready.write_text(stamp)
     return made
+
+
+def on_own() -> Target:
+    """Half of the tests run on asyncio's loop and half on uvloop with `dev.py test`; here each runs on the other one."""
+    return Target("the other event loop", Path(sys.executable))
 
 
 # --- PostgreSQL

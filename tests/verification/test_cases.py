@@ -170,6 +170,13 @@ def test_a_rename_changes_no_loop() -> None:
     assert loops_by_test(before) == loops_by_test(after)
 
 
+def test_a_run_on_the_other_loop_and_a_plain_one_cover_both() -> None:
+    items = [*cases("test_first", EVERYWHERE), *cases("test_second", EVERYWHERE)]
+
+    for plain, other in zip(loops_by_test(items), loops_by_test(items, loops="other"), strict=True):
+        assert all({*both} == {"asyncio", "uvloop"} for both in zip(plain, other, strict=True))
+
+
 def test_an_option_puts_all_tests_on_one_loop() -> None:
     assert loops_by_test(cases("test_it", EVERYWHERE), loops="uvloop") == [["uvloop", "uvloop"]]
 
