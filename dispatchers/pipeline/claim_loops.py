@@ -43,9 +43,8 @@ log = logging.getLogger("outbox.dispatcher")
 CLAIM_LOOPS = 2  # exchanges with the database at the same time
 SWEEP_SECONDS = 1.0  # a sweep finds entries that became due before the cursors
 STALE_SECONDS = 15.0  # this process was suspended: what the last sweep has read, such as pauses, counts no more
-IDLE_SWEEP_SECONDS = (
-    5.0  # while nothing is claimed: there are no cursors then, and permits are free for what is decided
-)
+IDLE_SWEEP_SECONDS = 5.0
+"""While nothing is claimed: there are no cursors then, and permits are free for what is decided."""
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused

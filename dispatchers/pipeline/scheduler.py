@@ -301,9 +301,7 @@ class Scheduler:
         left, called_left = max_entries(asked), max_callbacks(asked)
         quotas: list[Quota] = []
         for quota in asked:
-            if not quota.known:  # of those nothing is sent
-                permits = self._shared_permits(share, quota, now)
-                quota = self.destinations.cut(quota, permits, left, called_left)
+            quota = self.destinations.cut(quota, self._shared_permits(share, quota, now), left, called_left)
             left -= quota.reserved
             called_left -= quota.called_back or 0
             if quota.permits:
