@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,10 +17,10 @@ from sqlalchemy.types import TypeEngine
 from outbox.errors import ConfigurationError
 from outbox.sql import migration_locks
 from outbox.sql.clock import database_now
-from outbox.sql.dialect import Dialect, Lock, dialect_of, first_line
+from outbox.sql.dialect import Lock, dialect_of, first_line
+from outbox.sql.on_conflict import OnConflict
 from outbox.sql.schema.tables import Tables
 from outbox.sql.server_reports import ServerIdentity
-from outbox.sql.statements import on_conflict_do_update
 from outbox.times import EPOCH, MICROSECOND
 
 _prepared: WeakSet[DriverDialect] = WeakSet()
@@ -31,7 +30,7 @@ _UNDEFINED = re.compile(r"no such table: (?:main\.)?(\w+)")
 _PASSING = (5, 6, 10, 13)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL
 
 
-class SQLite(Dialect):
+class SQLite(OnConflict):
     """One file with one writer. Every statement of the outbox is plain SQL."""
 
     name = "sqlite"
@@ -60,19 +59,8 @@ class SQLite(Dialect):
         instant: datetime = EPOCH + value * MICROSECOND
         return instant
 
-    def insert_unless_present(self, table: Table) -> Any:
-        return insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
-
-    def upsert(
-        self,
-        connection: Connection,
-        table: Table,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        added: Collection[str] = (),
-        kept: Collection[str] = (),
-    ) -> None:
-        connection.execute(on_conflict_do_update(insert(table), table, rows, added=added, kept=kept))
+    def insert(self, table: Table) -> Any:
+        return insert(table)
 
     def lock_key(self, connection: Connection, tables: Tables, id: UUID) -> Lock:
         """After BEGIN IMMEDIATE no other transaction writes."""

@@ -1,6 +1,6 @@
 """Statements, and parts of them, that each database has in its own form."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -72,17 +72,6 @@ class _StoredBody(FunctionElement[bytes]):
             packagenames=None if record.schema is None else (quoted_name(record.schema, quote=None),),
         )
         super().__init__(record.c.body, record.c.body_day, read)
-
-
-def on_conflict_do_update(
-    inserting: Any, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str], kept: Collection[str]
-) -> Any:
-    """`Dialect.upsert` for PostgreSQL and SQLite. inserting: the INSERT of their own into this table."""
-    inserting = inserting.values(rows)
-    left = (*table.primary_key.columns.keys(), *kept)
-    changed = {column: inserting.excluded[column] for column in rows[0] if column not in left}
-    changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
-    return inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
 
 
 def change_in_order(change: Update, values: Mapping[str, Any]) -> Update:

@@ -1,16 +1,14 @@
 """The common part of PostgreSQL and of the servers that are compatible with it."""
 
-from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import insert
 
-from outbox.sql.dialect import Dialect
-from outbox.sql.statements import on_conflict_do_update
+from outbox.sql.on_conflict import OnConflict
 
 
-class Compatible(Dialect):
+class Compatible(OnConflict):
     """The SQL that both take."""
 
     clock = "clock_timestamp()"
@@ -27,16 +25,5 @@ class Compatible(Dialect):
         rest = digit * (32 - 2 * kept_bytes)
         return f"CAST(left(CAST({{0}} AS text), {2 * kept_bytes}) || '{rest}' AS uuid)"
 
-    def insert_unless_present(self, table: Table) -> Any:
-        return insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
-
-    def upsert(
-        self,
-        connection: Connection,
-        table: Table,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        added: Collection[str] = (),
-        kept: Collection[str] = (),
-    ) -> None:
-        connection.execute(on_conflict_do_update(insert(table), table, rows, added=added, kept=kept))
+    def insert(self, table: Table) -> Any:
+        return insert(table)
