@@ -73,9 +73,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _choose(config, items)
     for item, loop in loops_of(items, config.getoption("--loop")):
         item.stash[LOOP] = loop
-    is_whole = config.args == config.getini("testpaths") or [Path(path) for path in config.args] == [TESTS]
-    if is_whole and not _only_kind(config) and not config.getoption("--one-case") and (missed := without_case(items)):
+    if _is_whole(config) and (missed := without_case(items)):
         raise pytest.UsageError(f"markers without effect, remove or mend them: {', '.join(missed)}")
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether the run collects every test. `--last-failed` collects those tests only."""
+    has_all = config.args == config.getini("testpaths") or [Path(path) for path in config.args] == [TESTS]
+    return has_all and not (_only_kind(config) or config.getoption("--one-case") or config.getoption("--last-failed"))
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
+from nats.js.errors import ServiceUnavailableError
 from support.database import Database
 from support.entries import dispatcher, put_one, settlement_row, state
 from support.fake_nats import READS_NOTHING, STREAM, FakeNats
@@ -67,6 +68,16 @@ class Stream:
                 await asyncio.sleep(0.05)
 
 
+    async def first_message(self, durable: str) -> Any:
+        """Asks again while the nodes are electing the leader of the new consumer: meanwhile the server answers 503."""
+        subscription = await self.js.pull_subscribe(f"{self.name}.>", durable)
+        while True:
+            with suppress(ServiceUnavailableError):
+                (message,) = await subscription.fetch(1, timeout=10)
+                return message
+            await asyncio.sleep(0.05)
+
+
 def with_stream(cluster: Cluster, work: Any, **config: Any) -> Any:
     """What `work(stream)` returns."""
 
@@ -94,9 +105,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
         working = dispatcher(postgresql.engine, ob, adapters={"orders": stream.adapter()})
         await working.run_once()
         await working.close()
-        subscription = await stream.js.pull_subscribe(f"{stream.name}.>", "billing")
-        (message,) = await subscription.fetch(1, timeout=10)
-        return stream.name, message
+        return stream.name, await stream.first_message("billing")
 
     name, message = with_stream(cluster, work)
 

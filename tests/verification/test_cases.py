@@ -1,13 +1,18 @@
 """Which cases of a test are run: each platform, and each value, and all pairs of those that the databases treat differently."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cases import ASGI_APPS, DATABASES, SESSIONS, each_value_once, fewer_on_sqlite, without_case
+from support.docs_pages import ROOT
 from support.event_loops import LOOP, loops_of
 
 
@@ -187,3 +192,19 @@ def test_a_test_runs_on_the_loop_that_was_chosen_for_it(case: int, request: pyte
     loop.close()
 
     assert type(loop).__module__.partition(".")[0] == request.node.stash[LOOP]
+
+
+def test_a_run_of_what_failed_last_asks_for_no_marker(tmp_path: Path) -> None:
+    """`dev.py test` repeats the few that failed: their markers' other cases are not collected."""
+    module = "tests/outbox/requests/test_leases_races.py"
+    failed = tmp_path / "v" / "cache" / "lastfailed"
+    failed.parent.mkdir(parents=True)
+    failed.write_text(
+        json.dumps({f"{module}::test_however_many_own_a_request_in_turn_it_is_answered_once[sqlite]": True})
+    )
+
+    options = ("-n0", "-q", "--last-failed", "--collect-only", "-o", f"cache_dir={tmp_path}")
+    done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+    assert "1 test collected" in done.stdout

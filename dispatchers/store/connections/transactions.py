@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.store.connections.guards import guard, guards_for, limit_portable
-from dispatchers.store.connections.watchdog import Silence, Timeouts, watch_pool
+from dispatchers.store.connections.watchdog import Silence, Timeouts
 from dispatchers.store.queue.row_errors import is_conflict, is_of_stale_plan
 from dispatchers.threads import Threads, on_own_thread
 from outbox.errors import ConfigurationError
@@ -51,8 +51,6 @@ class Transactions:
         # SQLite always answers: a locked file is an error.
         self._is_watched = self._dialect.is_watched
         self._timeouts = Timeouts(lease)
-        if self._is_watched:
-            watch_pool(engine)
         # None: not read yet. It is read once, because setting the level for each transaction would fail if an event listener of
         # the app has left a transaction open.
         self._is_at_read_committed = True if self._dialect.isolation is None else None

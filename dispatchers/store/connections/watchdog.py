@@ -9,10 +9,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, event
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from dispatchers.store.connections.guards import limiting
 from outbox.sql.connections.separate_connections import break_off
@@ -151,28 +151,38 @@ def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None
 
 
 # --- the idle connections of a pool
+#
+# The listeners are of all pools of this process, because SQLAlchemy does not expect a new listener of a pool that other threads
+# use, and the engine may be the app's.
 
-_idle: "WeakKeyDictionary[Engine, WeakSet[ConnectionPoolEntry]]" = WeakKeyDictionary()
+_DIALECT = "sqlalchemy-outbox dialect"
+"""The key in a pooled connection's `info` for the dialect of its engine, which the engine's options share."""
+
+_idle: "WeakKeyDictionary[ConnectionPoolEntry, None]" = WeakKeyDictionary()
+"""The idle connections. The pool may be testing one of them before a checkout."""
 
 
-def watch_pool(engine: Engine) -> None:
-    """Record the idle connections of the pool, so that `Silence` can drop one whose ping hangs before a checkout."""
-    if engine in _idle:
-        return
-    idle = _idle[engine] = WeakSet()
+def _free(connection: Any, record: ConnectionPoolEntry) -> None:
+    _idle[record] = None
 
-    def free(connection: Any, record: ConnectionPoolEntry) -> None:
-        idle.add(record)
 
-    def taken(connection: Any, record: ConnectionPoolEntry, *rest: Any) -> None:
-        idle.discard(record)
+def _taken(connection: Any, record: ConnectionPoolEntry, *rest: Any) -> None:
+    _idle.pop(record, None)
 
-    event.listen(engine, "connect", free)
-    event.listen(engine, "checkin", free)
-    for name in ("checkout", "close", "detach", "invalidate"):
-        event.listen(engine, name, taken)
+
+for _name in ("connect", "checkin"):
+    event.listen(Pool, _name, _free)
+for _name in ("checkout", "close", "detach", "invalidate"):
+    event.listen(Pool, _name, _taken)
+
+
+@event.listens_for(Engine, "engine_connect")
+def _note_dialect(connection: Connection) -> None:
+    connection.info[_DIALECT] = connection.dialect
 
 
 def idle_connections(engine: Engine) -> list[Any]:
-    found = (record.driver_connection for record in list(_idle.get(engine, ())))
+    """The driver's idle connections in the pool of the engine. `Silence` drops them if the test of one does not end."""
+    records = [record for ref in _idle.keyrefs() if (record := ref()) is not None]
+    found = [record.driver_connection for record in records if record.info.get(_DIALECT) is engine.dialect]
     return [connection for connection in found if connection is not None]

@@ -5,14 +5,22 @@ such as gunicorn (`--preload`), uWSGI and Celery load the app and then fork.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Dialect, Engine, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.pool import ConnectionPoolEntry, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import (
+    AssertionPool,
+    ConnectionPoolEntry,
+    NullPool,
+    Pool,
+    QueuePool,
+    SingletonThreadPool,
+    StaticPool,
+)
 
 from outbox.errors import ConfigurationError
 from outbox.sql.dialect import dialect_of
@@ -20,11 +28,11 @@ from outbox.sql.dialect import dialect_of
 _OPENED_BY = "sqlalchemy-outbox process"
 """The key in a pooled connection's `info` for the id of the process that opened it."""
 
+_IMPORTED_BY = os.getpid()
+"""The process that opened the connections without a note: they are older than this module."""
+
 _records: WeakSet[ConnectionPoolEntry] = WeakSet()
 """The records of the pooled connections that this process has opened, or that were seen."""
-
-_watching: WeakKeyDictionary[Dialect, int] = WeakKeyDictionary()
-"""The process that began to watch each engine's dialect, which the engine's options share."""
 
 _engines: WeakSet[Engine] = WeakSet()
 _left_behind: list[object] = []
@@ -32,14 +40,9 @@ _left_behind: list[object] = []
 
 
 def watch(engine: Engine) -> None:
-    """From now on, no fork of this process gets a connection of this engine that another process has opened."""
-    if engine.dialect not in _watching:
-        _watching[engine.dialect] = os.getpid()
-        if _is_in_memory(engine):  # a fork has a copy of the whole database
-            return
+    """From now on, a fork of this process gets a new pool for this engine."""
+    if not _is_in_memory(engine):  # a fork has a copy of the whole database
         _engines.add(_base(engine))
-        event.listen(engine, "connect", _note_process)
-        event.listen(engine, "checkout", _replacing_inherited(os.getpid()))
 
 
 def _base(engine: Engine) -> Engine:
@@ -50,15 +53,15 @@ def _base(engine: Engine) -> Engine:
 
 
 def require_own(connection: Connection) -> None:
-    """Raise `ConfigurationError` for a connection that another process has opened, if the engine was watched before the fork."""
+    """Raise `ConfigurationError` for a connection that another process has opened."""
     watch(connection.engine)
     pooled: Any = connection.connection
     info: dict[Any, Any] = pooled.info
     opened_by = info.get(_OPENED_BY)
-    if opened_by is None:  # it was opened before the engine was watched
-        if _is_in_memory(connection.engine):
-            return
-        opened_by = info[_OPENED_BY] = _watching[connection.dialect]
+    if _is_in_memory(connection.engine):
+        return
+    if opened_by is None:
+        opened_by = info[_OPENED_BY] = _IMPORTED_BY
         if (record := pooled._connection_record) is not None:  # not detached
             _records.add(record)
     if opened_by != os.getpid():
@@ -114,11 +117,6 @@ def _is_in_memory(engine: Engine) -> bool:
     return dialect_of(engine).is_file and isinstance(engine.pool, SingletonThreadPool | StaticPool)
 
 
-def _note_process(connection: object, record: ConnectionPoolEntry) -> None:
-    record.info[_OPENED_BY] = os.getpid()
-    _records.add(record)
-
-
 def _replace_inherited() -> None:
     """Sessions that were open at the fork end in the child too, and would roll the parent's transaction back."""
     record: Any
@@ -144,17 +142,31 @@ def _renew_pools() -> None:
 os.register_at_fork(after_in_child=_renew_pools)
 
 
-def _replacing_inherited(watching: int) -> Callable[[Any, Any, Any], None]:
+# --- the listeners of all pools of this process
+#
+# They are of the pools' classes, because SQLAlchemy does not expect a new listener of a pool that other threads use.
+
+
+@event.listens_for(Pool, "connect")
+def _note_process(connection: object, record: ConnectionPoolEntry) -> None:
+    record.info[_OPENED_BY] = os.getpid()
+
+
+def _note_record(connection: object, record: ConnectionPoolEntry) -> None:
+    _records.add(record)
+
+
+def _replace_in_fork(connection: Any, record: Any, proxy: Any) -> None:
     """Have the pool open another connection. This is for uWSGI, which forks without Python's knowledge.
 
-    watching: the process that has opened the connections without a note.
     Source: docs.sqlalchemy.org/en/20/core/pooling.html, "Using Connection Pools with Multiprocessing or os.fork()".
     """
+    if record.info.setdefault(_OPENED_BY, _IMPORTED_BY) != os.getpid():
+        _left_behind.append(connection)
+        record.dbapi_connection = proxy.dbapi_connection = None
+        raise DisconnectionError("another process has opened this connection")
 
-    def replace(connection: Any, record: Any, proxy: Any) -> None:
-        if record.info.setdefault(_OPENED_BY, watching) != os.getpid():
-            _left_behind.append(connection)
-            record.dbapi_connection = proxy.dbapi_connection = None
-            raise DisconnectionError("another process has opened this connection")
 
-    return replace
+for _pool in (QueuePool, NullPool, AssertionPool):  # the others keep a database in memory, of which a fork has a copy
+    event.listen(_pool, "connect", _note_record)
+    event.listen(_pool, "checkout", _replace_in_fork)
