@@ -42,9 +42,9 @@ from dispatchers.transitions import (
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS = 1.0
-NO_SEND = "none"  # what blocked the event loop was no send
+NO_SEND = "none"  # something other than a send blocked the event loop
 
-_FINDINGS = (Found, Absent, CannotTell)  # a union would be made again for each attempt
+_FINDINGS = (Found, Absent, CannotTell)  # a union type here would be built again for each attempt
 
 _RESULTS: dict[type, str] = {
     Delivered: "delivered",
@@ -149,7 +149,7 @@ class ActivityLog:
             self._lost.update([entry.destination for entry, _ in lost])
 
     def note_blocked(self, destination: str | None, operation: str | None, seconds: float) -> None:
-        """Note that the event loop was blocked. None: not by a send."""
+        """Note that the event loop was blocked. destination, operation: of the send that blocked it; None if no send did."""
         if self.is_observed:
             name = destination or NO_SEND, operation or NO_SEND
             self._blocked[name] = self._blocked.get(name, 0.0) + seconds
@@ -202,7 +202,7 @@ def result_of(answer: object) -> str:
     """The name of the answer's class, or of its base class. An object of another class is `unknown`."""
     if isinstance(answer, Delivered) and answer.replayed:
         return "replayed"
-    result = _RESULTS.get(type(answer))  # of nearly all answers
+    result = _RESULTS.get(type(answer))  # finds nearly all answers
     if result is None:
         result = next((result for kind, result in _RESULTS.items() if isinstance(answer, kind)), "unknown")
     return result

@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
     until: when to release it, by the process's clock, because its lease ends soon. tries: how often the database was
     unavailable.
-    trace_context: of the span of the attempt before it; None if there was none, or it was not traced.
+    trace_context: the context of its attempt's span; None if it had no attempt, or the attempt was not traced.
     """
 
     entry: ClaimedEntry
@@ -60,8 +60,8 @@ class Result(NamedTuple):
 class SettlementWorker:
     """Settles entries together with their callbacks, a few at the same time.
 
-    at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait; then its
-    outcome is stored, and the entry is released for any dispatcher. clock: the process's clock, in seconds.
+    at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait. Then its
+    outcome is stored, and any dispatcher may claim the entry. clock: the process's clock, in seconds.
     callbacks: shows which callbacks only another process has. ended: called after each entry, with its result. away: called with
     the error when the database is unavailable; the settlement is retried.
     """
@@ -235,7 +235,7 @@ class SettlementWorker:
                 workers.pop(me, None)
 
     async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Result | None:
-        """The result; None if the database is unavailable or another transaction has locked a row, so that it must be retried."""
+        """The result; None if it must be retried: the database is unavailable, or another transaction has locked a row."""
         if (missing := self._callbacks.missing(waiting.entry, waiting.end)) is not None:
             return Result(False, hand_over(waiting.end, missing))
         if self._trace is None:
@@ -263,7 +263,7 @@ class SettlementWorker:
             return None
         except Exception as error:
             is_locked = isinstance(error, NextIsLocked)
-            if not (is_locked or is_passing(error)):  # the commit refused what the callback wrote
+            if not (is_locked or is_passing(error)):  # the database refused what the callback wrote
                 what = CallbackFailed.what if calls.ended is not None else CompletionFailed.what
                 return self._keep_failed(entry, end, what, error)
             if not is_locked:
@@ -282,7 +282,7 @@ class SettlementWorker:
                 raise
 
     def _try_later(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
-        """Retry later: the outcome is known and must not be lost. When the database is available, it is settled or stored."""
+        """Retry later: the outcome is known and must not be lost. When the database answers, the outcome is settled or stored."""
         first, most = STORE_RETRY_SECONDS
         seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._rng.random() / 2)
         again = waiting._replace(tries=waiting.tries + 1)
@@ -320,7 +320,7 @@ def _traced_as(result: Result | None) -> str:
 class CompletionWorker:
     """Reads the accepted requests page by page, and completes those whose entries have all ended.
 
-    A request whose completion failed is skipped for a while. Only this process stores for how long.
+    A request whose completion failed is skipped for a while. Only this process knows for how long.
     away: called with errors of the database, which are retried.
     """
 

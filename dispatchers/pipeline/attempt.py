@@ -29,16 +29,16 @@ log = logging.getLogger("outbox.dispatcher")
 IDLE: Final = math.inf
 SendBatch: TypeAlias = Callable[[Sequence[Delivery], Answered], Awaitable[None]]
 OF_THE_PROCESS = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
-"""What may come from outside an adapter. Everything else that it raises is its own, also gevent's Timeout, a BaseException."""
+"""Exceptions that may come from outside an adapter. The adapter raises all others, also gevent's Timeout, a BaseException."""
 
 NO_DELIVERY = Deferred("no delivery can be made from its row; the log shows why")
 
 
 @dataclass(slots=True, eq=False)
 class Deadline:
-    """When the task must end what it sends now, on the event loop's clock. Then the task is cancelled.
+    """The time by which a task must end its present send, on the event loop's clock. Then the task is cancelled.
 
-    has_passed: whether the task was cancelled for it.
+    has_passed: whether the task was cancelled because of it.
     """
 
     at: float = IDLE
@@ -57,13 +57,13 @@ class Deadline:
             self.task.cancel()
 
     def forgive(self) -> None:
-        """Let the task continue after what the deadline has cancelled."""
+        """Undo the deadline's cancellation, so that the task continues with other sends."""
         self.has_passed = False
         if self.task is not None:
             self.task.uncancel()
 
     def no_answer(self, route: Route) -> Unknown:
-        """The outcome after a cancellation that is not the process's."""
+        """The outcome after a cancellation, by the deadline or inside the adapter."""
         if self.has_passed:
             return Unknown(f"no answer within {route.timeout_seconds:g} s")
         return Unknown("the adapter cancelled itself")
@@ -74,7 +74,7 @@ class AttemptContext:
 
     keyring: called only for a later key epoch. usable: the part of a lease in which an answer may arrive.
     memory: the service's memory, with the time in which the destination was paused.
-    unstarted: what has not begun; another thread may take it.
+    unstarted: the entries whose send has not begun; another thread may take them.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Attempt:
         return isinstance(self.step, Send) and not self.entry.key_epoch
 
     async def run(self, deadline: Deadline) -> None:
-        """Send the entry or look it up, and decide about it."""
+        """Send the entry or look it up, and decide what comes next for it."""
         try:
             # Get the tag first, because this may query the database: no time may pass between the checks and the send.
             tag = Tag(self.entry.tag) if self.entry.key_epoch == 0 else await self._tag_of_epoch(deadline)
@@ -170,7 +170,8 @@ class Attempt:
         return self._after_send(NO_DELIVERY)
 
     def refusal(self) -> Transition | None:
-        """Why nothing may be sent or looked up now: the window is over, the lease could end before the answer, or it was taken.
+        """Why nothing may be sent or looked up now: the window is over, the lease could end before the answer, or another
+        thread has taken the entry.
 
         After None the entry counts as begun.
         """
@@ -223,7 +224,7 @@ class Attempt:
     # --- in a batch
 
     def join(self, deadline: Deadline) -> Delivery | None:
-        """As `prepare`, for a call that sends other entries too. Their spans end in any order: each has a context of its own."""
+        """As `prepare`, for a call that sends several entries. Their spans end in any order, so each has its own context."""
         try:
             delivery = self.prepare(Tag(self.entry.tag), deadline)
         except Exception as error:
@@ -237,7 +238,7 @@ class Attempt:
         return delivery
 
     def answered(self, outcome: Outcome, began: float) -> None:
-        """Decide about the entry after its outcome. began: when the adapter was called."""
+        """Decide what comes next for the entry. began: when the adapter was called."""
         try:
             self._finish_span(result_of(outcome))
             self.outcome = storable(outcome)
@@ -264,7 +265,7 @@ class Attempt:
 
     def _after_send(self, outcome: Outcome) -> Transition:
         entry, context = self.entry, self._context
-        if isinstance(outcome, Delivered):  # neither the time nor the jitter matters for it
+        if isinstance(outcome, Delivered):  # neither the time nor the jitter matters
             return decide(entry, outcome, self.route.memory, entry.leased_at, 0.0)
         memory = context.memory(entry, self.route.memory)
         return decide(entry, outcome, memory, self._database_now(), context.rng.random())
@@ -291,8 +292,8 @@ class Attempt:
 class Batch:
     """Attempts that an adapter sends with one call. Each ends once, with its own outcome.
 
-    ended: called with each attempt when it has ended. It may not have been sent then.
-    None of the spans is current in the adapter, which sends all of them.
+    ended: called with each attempt when it has ended, also if it was not sent.
+    No span is the current one in the adapter, because its call sends all entries.
     """
 
     def __init__(
@@ -330,7 +331,7 @@ class Batch:
             self._abandon()  # no effect if each entry has ended
 
     def fill(self, deadline: Deadline) -> None:
-        """Make the deliveries. End the attempts of entries that may not be sent any more, or have no delivery."""
+        """Make the deliveries. End the attempts of entries that may not be sent any more, or whose delivery cannot be made."""
         deliveries = list[Delivery]()
         for attempt in self._attempts:
             delivery = attempt.join(deadline)
@@ -339,7 +340,7 @@ class Batch:
             else:
                 self._unanswered[len(deliveries)] = attempt
                 deliveries.append(delivery)
-        self.deliveries = tuple(deliveries)  # the adapter must not change the places
+        self.deliveries = tuple(deliveries)  # a tuple: `answered` finds an attempt by its place
 
     def answered(self, number: int, outcome: Outcome) -> None:
         """End the attempt of this delivery. A second outcome changes nothing.
@@ -363,7 +364,7 @@ class Batch:
                 self._ended(attempt)
 
     def end_with(self, outcome: Outcome) -> None:
-        """End all attempts without an outcome in this way."""
+        """Give this outcome to all attempts that have none."""
         for number in list(self._unanswered):
             self._end_one(number, outcome)
 

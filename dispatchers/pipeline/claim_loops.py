@@ -42,9 +42,9 @@ log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at the same time
 SWEEP_SECONDS = 1.0  # a sweep finds entries that became due before the cursors
-STALE_SECONDS = 15.0  # this process was suspended: what the last sweep has read, such as pauses, counts no more
+STALE_SECONDS = 15.0  # after so long without a sweep, what it read (such as pauses) is too old
 IDLE_SWEEP_SECONDS = 5.0
-"""While nothing is claimed: there are no cursors then, and permits are free for what is decided."""
+"""Between two sweeps while no entry is claimed: there are no cursors then, and permits are free for operator decisions."""
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
 AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
@@ -67,8 +67,8 @@ class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
-    share: of limits that dispatchers of other databases share.
-    clock: the process's clock, in seconds. refusal: why this process must end.
+    share: this database's part of limits that several databases share.
+    clock: the process's clock, in seconds. refusal: the error for which this process must end.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ClaimLoops:
             poll=settings.poll.total_seconds(),
             clock=clock,
         )
-        self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # has claimed: since the last sweep
+        self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # `_has_claimed`: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
         self.refusal: ConfigurationError | None = None
@@ -208,7 +208,7 @@ class ClaimLoops:
         await self._workers.abandon()
         await self._collector.with_callbacks.abandon()
 
-    def wake(self) -> None:  # another database's dispatcher has left permits to this one
+    def wake(self) -> None:  # another database's dispatcher has freed permits for this one
         self._scheduler.begin_round()
         self._collector.news.set()
         self._workers.follow()
@@ -216,7 +216,7 @@ class ClaimLoops:
     # --- the loops
 
     async def _claim_first(self) -> int:
-        """Claim with one loop until the first claim fixes the cutoff: a late one would find what is due again since the start."""
+        """Claim with one loop until the first claim fixes the cutoff. A later one would include retries."""
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
             progress = await self._exchange(self._scheduler.next_quotas(self._clock()), NEVER)
@@ -252,7 +252,7 @@ class ClaimLoops:
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
-            else:  # other databases have all permits that these share
+            else:  # other databases use all permits that they share with this one
                 await asyncio.sleep(BUSY_SECONDS)
 
     async def _claim_loop(self, stopping: asyncio.Event, *, is_first: bool) -> None:
@@ -273,7 +273,7 @@ class ClaimLoops:
                 if self._must_sweep():
                     await self.sweep()
                     self._guard.report()
-                    if stopping.is_set():  # it was set during the sweep: entries claimed now would never be sent
+                    if stopping.is_set():  # set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
                 quotas = [] if self._surveyed is None else self._scheduler.next_quotas(self._clock())
@@ -283,7 +283,7 @@ class ClaimLoops:
                 stopping.set()
             except Exception as error:
                 self._outages.failed(error)
-                self._swept_at = -math.inf  # sweep first, because it may be another database then
+                self._swept_at = -math.inf  # sweep first: after the outage it may be another database
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
                 tries += 1
                 await first_set(stopping, seconds=delay)
@@ -349,7 +349,7 @@ class ClaimLoops:
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
             self._workers.follow()
-        claimed, passed_over = exchange.claimed, exchange.passed_over  # the latter may hide others that are due
+        claimed, passed_over = exchange.claimed, exchange.passed_over  # others may be due after the passed over
         hints_follow = self._wakeup.is_listening and not passed_over and flow_update is None
         has_more = self._scheduler.note_claim(quotas, claimed, passed_over=passed_over, hints_follow=hints_follow)
         self._outages.answered()
@@ -359,9 +359,9 @@ class ClaimLoops:
             self._collector.note_claim(claimed, request.token, started)
         self._workers.start(self._triage.sort(claimed, started))
         if claimed:
-            await asyncio.sleep(0)  # let the sends begin before the next exchange
+            await asyncio.sleep(0)  # the sends begin before the next exchange
             if has_more:
-                self._collector.news.set()  # only if there is more: two idle loops would wake each other without end
+                self._collector.news.set()  # not otherwise: two idle loops would wake each other without end
         settled = self._collector.note(settlements, exchange)
         return Progress(bool(quotas), len(claimed) + passed_over, settled, has_more=has_more or bool(passed_over))
 
@@ -377,7 +377,7 @@ class ClaimLoops:
                 raise exchange.error
         except BaseException as error:
             self._collector.in_batches.postpone(postponed, {entry.lease for entry, _ in postponed})
-            self._collector.news.set()  # the other loop may wait for nothing else
+            self._collector.news.set()  # the other loop may wait only for these
             if not isinstance(error, CallbacksChanged):
                 raise
             await self._learn_callbacks()

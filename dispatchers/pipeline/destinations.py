@@ -20,10 +20,10 @@ from dispatchers.settings import Settings
 from dispatchers.transitions import ClaimedEntry
 from outbox.times import EPOCH
 
-# --- entries that are claimed ahead: if sends are shorter than a claim, permits would stay unused until the next claim
+# --- entries claimed ahead: if sends are shorter than a claim, permits would stay unused until the next claim
 
 AHEAD_SECONDS: Final = 0.1
-"""How long an entry that is claimed ahead waits, about: much shorter than a lease, but longer than a claim."""
+"""How long an entry that is claimed ahead waits on average: much shorter than a lease, but longer than a claim."""
 
 MAX_AHEAD_SHARE: Final = 0.7
 """The share of `max_in_flight` for one destination. If its sends suddenly become slow, the others need the rest."""
@@ -34,10 +34,10 @@ WAIT_SECONDS: Final = 1.0
 """Ten times the usual wait of an entry claimed ahead: its destination has become slow, and others may send it sooner."""
 
 MAX_KNOWN: Final = 250
-"""Claimed entries at a time whose end is stored: nothing is sent, so `max_in_flight` does not count them."""
+"""How many entries whose end is stored may be claimed at a time. They are not sent, so `max_in_flight` does not count them."""
 
 MAX_REMEMBERED: Final = 1000
-"""Idle destinations without entries that are remembered: their names come from rows, so their number needs a limit."""
+"""How many idle destinations without entries are remembered. Their names come from rows, so their number needs a limit."""
 
 # --- callbacks
 
@@ -46,7 +46,7 @@ WEIGHT: Final = 0.1  # weight of the newest measurement in the average
 UNLIMITED: Final = 1_000_000
 
 OPEN: Final = -math.inf
-"""`Destination.shut_until` of one that is not shut."""
+"""`Destination.shut_until` of a destination that is not shut."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -56,17 +56,19 @@ class Destination:
     """What this process knows of one destination.
 
     permits: how many sends may run at the same time. can_wait: whether entries may be claimed ahead of their sends.
-    has_callbacks: whether its operations have some, apart from those of its service.
+    has_callbacks: whether its own operations have callbacks, without those of its service.
 
-    claimed: the entries that are claimed, or asked for. called_back: those of them that may need a callback.
+    claimed: the entries that are claimed, or asked for. called_back: the number of them that may need a callback.
     sending: the sends that run. waiting: the attempts that wait for a permit.
-    ended: the sends that have ended since `measured_at`. ends_per_second: before that.
+    ended: the sends that have ended since `measured_at`. ends_per_second: the rate before that.
 
-    due_from: entries that are due earlier were seen already. skipped_until: nothing is claimed before, as nothing is served.
+    due_from: entries that are due earlier were seen already. skipped_until: nothing is claimed before, because this process
+    serves none of its operations.
     read_at: the last full read, if there are entries that this process does not serve. asked_at: when a full read began.
 
-    flow_state: as read last; None if there is none. shut_until: nothing is claimed before. is_full: only because no shared permit
-    is free. throttled: the reason as logged. probe: the lease token of the breaker's probe, if it is ours.
+    flow_state: as read last; None if there is none. shut_until: nothing is claimed before. is_full: whether it is shut only
+    because no shared permit is free. throttled: the reason as logged. probe: the lease token of the breaker's probe, if this
+    process sends it.
     shared_sends: the sends with a shared permit, by lease token. reporting: failures that exchanges are reporting now.
     """
 
@@ -96,19 +98,19 @@ class Destination:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing becomes wrong if the record is made again."""
+        """Whether the record may be forgotten and made again."""
         is_free = not (self.claimed or self.called_back or self.sending or self.waiting)
         is_open = self.flow_state is None and self.throttled is None and self.shut_until == OPEN
         return is_free and is_open and self.probe is None and not (self.shared_sends or self.reporting)
 
     @property
     def is_remembered(self) -> bool:
-        """Whether the record says what a new one would have to find out."""
+        """Whether the record stores something that a new one would have to learn again."""
         return self.has_callbacks or self.read_at is not None
 
 
 class _Records(dict[str, Destination]):
-    """The records by name. One that is missing is made."""
+    """The records by name. A missing one is created."""
 
     def __init__(self, make: Callable[[str], Destination]) -> None:
         self._make = make
@@ -121,7 +123,7 @@ class _Records(dict[str, Destination]):
 class CallbackPace:
     """How many entries with callbacks may be claimed: as many as callbacks can settle before the leases end.
 
-    at_once: how many callbacks run at the same time. usable: the lease without the margin; callbacks may use half of it, sends
+    at_once: how many callbacks run at the same time. usable: the lease without the margin: callbacks may use half of it, sends
     the other half. seconds_each: the average duration of a callback. claimed: how many such entries are claimed, or asked for.
     """
 
@@ -162,7 +164,7 @@ class Destinations:
     permits_in_all: the total of claimed entries, without those whose end is stored. pace: limits the entries with callbacks.
     called_back: the destinations that have operations with callbacks. can_wait: whether entries of a destination may be claimed
     ahead. After a crash every claimed entry may have been sent, so a repeated send must be harmless there. max_ahead: the limit
-    for one destination. share: of limits that dispatchers of other databases share, if there are some.
+    for one destination. share: this database's part of limits that several databases share; None without them.
 
     of: the record of a name. pace: of the callbacks.
     claims_ahead: false for `run_once`, which must send all due entries and may release none.
@@ -200,7 +202,7 @@ class Destinations:
         return Destination(name, service, permits, self._can_wait(name), name in self._called_back)
 
     def forget_all_but(self, names: Collection[str]) -> None:
-        """Forget what was measured of other destinations. Of those that are idle, keep the newest records that say something."""
+        """Forget what was measured of other destinations. Of the idle ones, keep the newest that are remembered."""
         kept = frozenset(names)
         others = [each for name, each in self.of.items() if name not in kept]
         for destination in others:
@@ -249,7 +251,7 @@ class Destinations:
             self._reserve(entry.destination, -1, in_all=-1)
 
     def _reserve(self, name: str, permits: int, *, in_all: int) -> None:
-        """in_all: how many of them count for the total: a claim asks for more than it may bring."""
+        """in_all: how many of them count for the total. A claim may ask for more entries than it can bring."""
         self.of[name].claimed += permits
         self._claimed += in_all
 
@@ -306,7 +308,7 @@ class Destinations:
     # --- claiming ahead
 
     def ahead(self, destination: Destination, now: float) -> int:
-        """How many of its entries to claim ahead, by how many sends end in a second."""
+        """How many of its entries to claim ahead; it depends on how many sends end in a second."""
         if not destination.can_wait:
             return 0
         if destination.measured_at is None:

@@ -38,7 +38,7 @@ class FailoverGuard:
         self._known = file.read() if file else None
         self._reported: str | None = None
         self._reported_at = 0.0
-        self._checked_at = self._learned_from = -math.inf  # the latter: when the check began that it has learned from
+        self._checked_at = self._learned_from = -math.inf  # the latter: when the newest of its checks began
         self.suspended: str | None = None
 
     @property
@@ -69,7 +69,7 @@ class FailoverGuard:
         if checked.suspended is None and checked.identity != self._known:
             self._known = checked.identity
             if self._file and checked.identity:
-                # Not on a thread of the event loop's: adapters may occupy all of them.
+                # Not on one of the event loop's threads: adapters may occupy all of them.
                 await on_own_thread("outbox-identity", self._file.write, checked.identity)
 
     def require_trust(self) -> None:

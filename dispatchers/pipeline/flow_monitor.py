@@ -43,7 +43,7 @@ def news_of(outcome: Outcome, destination: str) -> News:
     """The news in an outcome about the state of its destination."""
     match outcome:
         case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
-            return News(answered=True)  # the service works: it refuses only one account
+            return News(answered=True)  # the service works, and refuses only one account
         case Unknown(final=True):
             return News(answered=True)  # a repeated answer proves only that the service works
         case Deferred(cooldown=True, after=timedelta() as after) | Unknown(cooldown=True, after=timedelta() as after):
@@ -96,9 +96,9 @@ class FlowMonitor:
     def end(self, entry: ClaimedEntry, *, was_released: bool) -> None:
         """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe.
 
-        was_released: without a send. Then its part of the rate is free again: else a dispatcher that may not send an entry could
-        use the rate up again and again, and another one that may send it would never claim it. An entry whose end was known
-        before its claim has used nothing.
+        was_released: without a send. Then its part of the rate is free again. Otherwise a dispatcher that may not send an entry
+        could use up the rate again and again, and a dispatcher that may send it would never claim it. An entry whose end was
+        known before its claim has used nothing.
         """
         if self._share is not None:
             self._share.limits.end_probe(entry.destination, entry.lease_token)
@@ -159,8 +159,8 @@ class FlowMonitor:
     def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
         """Note the result of an exchange; returns whether a shut destination has opened.
 
-        News that was not stored, because another dispatcher had locked the row, is reported again; but not what is unsent, which
-        counted twice would exceed the rate. token: of the claim.
+        News that was not stored, because another dispatcher had locked the row, is reported again, except the unsent
+        entries: if they were counted twice, the sends would exceed the rate. token: of the claim.
         """
         found = flow_states.of if flow_states is not None else {}
         shut = [self._of[name] for name in found if self._of[name].shut_until != OPEN]
@@ -172,7 +172,7 @@ class FlowMonitor:
         urgent = flow_update.decided.union(name for name, news in flow_update.news.items() if news.left)
         for name in sorted(
             urgent.difference(found)
-        ):  # sorted, so that a simulation with one seed always runs in the same way
+        ):  # sorted, so that a simulation with the same seed always runs in the same way
             destination = self._of[name]
             destination.is_full = False
             destination.shut_until = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())

@@ -40,7 +40,7 @@ MISSING = (
     " entry; if the callback was removed permanently, run `outbox callbacks forget '{name}'`"
 )
 
-AGAIN_FIRST_SECONDS = 0.02  # until the first retry: most often a claim, which is short, has locked the row
+AGAIN_FIRST_SECONDS = 0.02  # until the first retry: usually a claim has locked the row, and a claim is short
 AGAIN_SECONDS = 0.25  # between later retries: an app's transaction may take long
 KEEP = timedelta(seconds=5)  # until the next try to settle, after the outcome was stored
 
@@ -128,7 +128,7 @@ class OutcomeCollector:
             self._settle(entry, change, trace_context)
 
     def _settle(self, entry: ClaimedEntry, change: Transition, trace_context: Any) -> None:
-        """Settle with the next batch, or alone if a callback or the request's completion commits in the same transaction."""
+        """Settle with the next batch, or alone if a callback or the request's completion must commit in the same transaction."""
         if self._callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
@@ -203,7 +203,7 @@ class OutcomeCollector:
 
 
 class OutcomeBuffer:
-    """Outcomes in the order of their arrival, and postponed ones. clock: in seconds.
+    """Outcomes in the order of their arrival, and the postponed ones. clock: in seconds.
 
     timeout: how long an outcome is postponed. Then it is only stored, which needs no row that another process locks.
     """
@@ -213,7 +213,7 @@ class OutcomeBuffer:
         self._timeout_seconds = timeout.total_seconds()
         self._waiting: list[Ending] = []
         self._postponed: list[Ending] = []
-        self._since: dict[Lease, float] = {}  # when each was first postponed, also of those that are tried now
+        self._since: dict[Lease, float] = {}  # when each was first postponed; also of those that are being tried
         self._again_at = math.inf
 
     def __len__(self) -> int:

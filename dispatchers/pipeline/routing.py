@@ -29,7 +29,7 @@ MAX_UNREPORTED = 10_000
 
 
 class Route:
-    """An adapter for the dispatcher, with its declaration as plain values."""
+    """An adapter as the dispatcher uses it, with what it declares as plain values."""
 
     __slots__ = (
         *("adapter", "encode_key", "errors", "find", "form", "is_repeatable", "memory", "name", "send", "send_batch"),
@@ -122,7 +122,7 @@ class Routes:
         return self._known_to(name) == name
 
     def suggestion(self, operation: str) -> str:
-        """A similar name for an operation that this process does not serve, as the end of a sentence; empty if there is none."""
+        """The end of a sentence with a name similar to an operation that this process does not serve; empty if there is none."""
         return did_you_mean(operation, self._routes, self._known_to(operation))
 
     def _known_to(self, operation: str) -> str | None:
@@ -134,7 +134,7 @@ class Routes:
             return None
 
     def may_look_up(self, operation: str, sent_as: str | None) -> bool:
-        """Whether this process can look up an entry of `operation` that was sent in this form."""
+        """Whether this process can look up an entry that was sent by a route of this form; None if it was not sent."""
         route = self.find(operation)
         return route is not None and route.memory.can_look_up and sent_as in (None, route.form)
 
@@ -160,7 +160,10 @@ class Routes:
 
 @dataclass(slots=True)
 class UnservedReport:
-    """reported_at: by the process's clock. unreported: the entries skipped since then, up to `MAX_UNREPORTED`."""
+    """The last log line of an operation.
+
+    reported_at: by the process's clock. unreported: the entries skipped since then, up to `MAX_UNREPORTED`.
+    """
 
     reported_at: float = -math.inf
     unreported: set[UUID] = field(default_factory=set)

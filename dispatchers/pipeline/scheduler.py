@@ -20,7 +20,7 @@ MAX_UNSERVED = 500  # operations: their names come from rows, so their number ne
 
 
 class Turns:
-    """The order in which a dispatcher asks its destinations. One that could not be asked keeps its turn.
+    """The order in which a dispatcher asks its destinations. A destination that could not be asked keeps its turn.
 
     First come those that a claim has left out, then those that hints have named, then the others, round by round.
 
@@ -30,7 +30,7 @@ class Turns:
     def __init__(self, own: Iterable[str]) -> None:
         self.own = frozenset(own)
         self._names = OrderedDict.fromkeys(sorted(self.own))  # in the order of the next claims
-        self._held: dict[str, None] = {}  # a shared budget was used up: they are asked when it has room again
+        self._held: dict[str, None] = {}  # asked again when a shared budget, which is used up, has room
         self._owed: dict[str, None] = {}  # a full claim may not have reached them
         self._hinted: dict[str, None] = {}
         self._met: set[str] = set()  # named by hints since the last sweep, which may have begun before the commit
@@ -53,7 +53,7 @@ class Turns:
 
     @property
     def are_over(self) -> bool:
-        """Whether every destination was asked that need not wait for a budget."""
+        """Whether every destination was asked, except those that wait for a budget."""
         return self._unasked <= 0 and not (self._hinted or self._owed)
 
     def begin_round(self) -> None:
@@ -87,7 +87,7 @@ class Turns:
         self._owed.update(dict.fromkeys(name for name in names if name in self._names))
 
     def next(self, *, with_held: bool) -> Iterator[str]:
-        """Whom to ask, once each. A destination has had its turn when the iterator has named it.
+        """The destinations to ask, each once. A destination has had its turn when the iterator has named it.
 
         with_held: whether the budget has room again.
         """
@@ -109,7 +109,7 @@ class Turns:
 
 
 class Scheduler:
-    """Whom to ask next for how many entries.
+    """Chooses the destinations to ask next, and for how many entries.
 
     own_destinations: those of registered adapters, for which every round claims.
     destinations: their records, and the permits that a quota takes.
@@ -120,7 +120,7 @@ class Scheduler:
         self._turns = Turns(own_destinations)
         self._unserved: dict[str, None] | None = None
         self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
-        self._more_known = False  # whether the last claim left out some of them that the next one has room for
+        self._more_known = False  # whether the last claim left out some of them, for which the next one has room
         self._is_known_turn = False
 
     @property
@@ -134,7 +134,7 @@ class Scheduler:
 
     @property
     def all_asked(self) -> bool:
-        """Whether the round is over: every destination was asked that may be asked now, and none brought an entry."""
+        """Whether the round is over: all destinations that may be asked now were asked, and none brought an entry."""
         return self._turns.are_over and not (self._more_known or (self._turns.held and self._pace.free))
 
     @property
@@ -153,7 +153,7 @@ class Scheduler:
         for destination in self._of.values():
             destination.due_from = EPOCH
         known = dict.fromkeys(known)
-        self._known = {name: None for name in self._known if name in known} | known  # those that wait come first
+        self._known = {name: None for name in self._known if name in known} | known  # the earlier ones come first
         self._turns.learn(found)
         self.destinations.forget_all_but(self._turns.names)
 
@@ -163,8 +163,8 @@ class Scheduler:
 
     @property
     def used_up(self) -> dict[str, list[str]]:
-        """The settings whose budgets are used up now, and which destinations wait for them. All wait for `max_in_flight`: none is
-        named.
+        """The settings whose budgets are used up now, with the destinations that wait for them. `max_in_flight` has no names,
+        because all destinations wait for it.
         """
         claimed = [each for each in self._of.values() if each.claimed]
         waiting = {
@@ -297,7 +297,7 @@ class Scheduler:
         return max(destination.skipped_until, destination.shut_until) > now
 
     def _within(self, share: Share, asked: Sequence[Quota], now: float) -> list[Quota]:
-        """What the limits that other databases share leave of these quotas."""
+        """The quotas, cut to what the limits that several databases share still allow."""
         left, called_left = max_entries(asked), max_callbacks(asked)
         quotas: list[Quota] = []
         for quota in asked:
@@ -333,7 +333,7 @@ class Scheduler:
 
         A round begins after each claim that brought entries, because more may be due. hints_follow: whether hints announce new
         entries; then a round begins only if half of a quota was used (not all of it, because the claim rounds quotas).
-        passed_over: how many entries were claimed beside `claimed`.
+        passed_over: how many more entries the claim met, which are not in `claimed`.
         """
         self._end_claim(quotas, claimed)
         counts = Counter([entry.destination for entry in claimed])
@@ -383,7 +383,7 @@ class Scheduler:
         for quota in quotas:
             destination = self._of[quota.destination]
             if quota.recent is None and destination.read_at is not None:
-                destination.read_at = destination.asked_at  # unserved entries were unknown if none was asked for
+                destination.read_at = destination.asked_at  # it stays None while no unserved entry is known
 
     def _remember_due_from(self, claimed: Sequence[ClaimedEntry]) -> None:
         latest: dict[str, datetime] = {}
@@ -397,8 +397,8 @@ class Scheduler:
 def _unreached(quotas: Sequence[Quota], counts: Counter[str], passed_over: int) -> list[Quota]:
     """The quotas that a full claim may not have reached: those without an entry.
 
-    A claim certainly reaches its first quota. So those that are asked first after it become fewer with each full claim, and each
-    destination is reached some time, whatever the order in which the database serves them.
+    A claim certainly reaches its first quota. The next claim asks the others first. Each full claim makes them fewer, so each
+    destination is reached at last, in whatever order the database serves them.
     """
     sent = [quota for quota in quotas if not quota.known]
     called = {quota.destination for quota in quotas if quota.called_back is not None}

@@ -1,4 +1,4 @@
-"""Sorts the entries of a claim: sends and status lookups become attempts; every other transition ends the lease at once."""
+"""Sorts the entries of a claim: sends and status lookups become attempts; other transitions end the lease without a send."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,13 +9,13 @@ from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.sql.schema.tables import SCHEMA_VERSION
 
-UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this process serves nothing
+UNSERVED_SECONDS = 5.0  # how long claims leave out a destination of which this process serves nothing
 
 
 class Triage:
     """Calls `plan` for each claimed entry, and executes the result.
 
-    context: of the attempts. env: of this process, which is also the database's.
+    context: what the attempts use. env: the deployment of this process, which is also the database's.
     unsent: called for each entry that is not sent.
     """
 
@@ -46,7 +46,7 @@ class Triage:
             if not route.is_repeatable:
                 self._scheduler.destinations.exclude(entry.destination)
             memory, jitter, sends_alike = route.memory, 0.0, True
-            if entry.deliveries > 1 or entry.maybe_sent:  # no rule needs them for a first send
+            if entry.deliveries > 1 or entry.maybe_sent:  # for a first send no rule needs the memory
                 memory, jitter = self._context.memory(entry, memory), self._context.rng.random()
                 sends_alike = entry.in_doubt_since is None or route.sends_alike(entry)
             step = plan(entry, memory, entry.leased_at, jitter, env=env, alike=sends_alike)

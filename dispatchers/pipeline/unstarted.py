@@ -1,7 +1,8 @@
-"""The entries that this process has claimed, and whose send has not begun: another thread may take them from the event loop.
+"""The entries that this process has claimed and not begun to send. Another thread may take them from the event loop.
 
 A user's coroutine may block the event loop for longer than a lease. The entries that wait for it would count as maybe sent when
-another process claims them. So a thread that notices the block releases them: see `LoopWatch`. An entry is either begun or taken.
+another process claims them. So a thread that notices the block releases them: see `LoopWatch`. An entry is begun or
+taken, never both.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -15,14 +16,14 @@ BLOCKED = "the event loop was blocked, and its send had not begun"
 
 
 class Taken(NamedTuple):
-    """What the event loop will not send any more. tokens: of claims whose answer the event loop has not read yet."""
+    """Entries that the event loop will not send any more. tokens: of the claims whose answer it has not read yet."""
 
     entries: Sequence[ClaimedEntry]
     tokens: Collection[UUID]
 
 
 class Unstarted:
-    """Each method is one step, on any thread."""
+    """Keeps the entries that may still be taken. Each method is atomic, on any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -43,7 +44,7 @@ class Unstarted:
             self._asked.add(token)
 
     def answered(self, token: UUID, claimed: Iterable[ClaimedEntry]) -> None:
-        """Note the end of a claim, and what it brought."""
+        """Note the end of a claim, and the entries that it brought."""
         with self._lock:
             self._asked.discard(token)
             if token in self._taken_tokens:
@@ -53,7 +54,7 @@ class Unstarted:
                 self._waiting.update((entry.lease, entry) for entry in claimed)
 
     def begin(self, entry: ClaimedEntry) -> bool:
-        """Whether the entry may be sent. From now on it counts as sent."""
+        """Whether the entry may be sent. If it may, it counts as begun from now on."""
         with self._lock:
             self._waiting.pop(entry.lease, None)
             return entry.lease not in self._taken

@@ -20,7 +20,7 @@ POLLS_RESTED = 5  # with hints, the time between two polls is multiplied by this
 HELPERS_REST = 10  # the other loops rest this many times longer than the first one
 PROBE_SECONDS = 30.0  # between two tests of a connection that listens
 ECHO_SECONDS = 5.0  # after this time a test has failed
-RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen: first this long, then doubled up to the second value
+RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen: the first value, then doubled up to the second
 APART_SECONDS = 0.02  # between two claims after hints, if the earlier one brought no entry
 
 
@@ -34,7 +34,9 @@ class Heard(NamedTuple):
 
 
 class Wakeup:
-    """hinted: set when there is a hint that `take` has not returned yet.
+    """Receives hints, and decides when the claim loops poll.
+
+    hinted: set when there is a hint that `take` has not returned yet.
 
     listener: None if hints are off. serves: whether this dispatcher serves an operation.
     poll: how long an idle dispatcher rests without hints.
@@ -91,8 +93,8 @@ class Wakeup:
         return Heard(None if due is None else frozenset([destination for destination, _ in due]))
 
     def asked(self, claimed: int) -> None:
-        """Note how many entries a claim has brought. If a claim after a hint brings none, other dispatchers were faster. Hints
-        are then collected for a moment, so that many dispatchers do not claim for every single entry.
+        """Note how many entries a claim has brought. If a claim after a hint brings none, other dispatchers were faster. Then
+        hints are collected for a moment, so that not every dispatcher claims for every single entry.
         """
         if self._is_followed and not claimed:
             self._quiet_until = self._clock() + APART_SECONDS
@@ -147,7 +149,7 @@ class Wakeup:
 
     async def _listen_again_and_again(self, listener: Listener) -> None:
         if not listener.can_listen:
-            await asyncio.Event().wait()  # only hints of this process arrive
+            await asyncio.Event().wait()  # no listener: only hints of this process arrive
         first, most = RETRY_SECONDS
         tries = 0
         while True:

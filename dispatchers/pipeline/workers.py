@@ -26,7 +26,7 @@ ABANDON_SECONDS = 1.0  # how long an adapter may take to end after it was cancel
 class Worker:
     """A task that runs one attempt, or one batch of them, after another.
 
-    deadline: of what it runs now. wake: the future that it awaits while it has nothing to do.
+    deadline: of its present send. wake: the future that it awaits while it has nothing to do.
     doing: the attempt that it runs, or the first of a batch.
     """
 
@@ -39,7 +39,7 @@ class Workers:
     """Runs attempts.
 
     done: called with each attempt at its end. flow: stores which destinations were paused.
-    destinations: let attempts wait whose entries were claimed ahead.
+    destinations: decide which attempts wait for a permit.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Workers:
 
     def _end_in_batch(self, attempt: Attempt) -> None:
         self._end(attempt)
-        if self._ready and self._loop is not None:  # an outcome has freed a permit while the others are awaited
+        if self._ready and self._loop is not None:  # the batch still runs, and this outcome has freed a permit
             self._set_to_work(self._loop)
 
     def _follow(self, name: str) -> None:
