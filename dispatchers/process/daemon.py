@@ -29,24 +29,24 @@ BACKLOG_SECONDS = 60
 RECONCILE_SECONDS = 60
 RETENTION_SECONDS = 120
 BODIES_SECONDS = 600
-RETENTION_JITTER_SECONDS = 30  # so that a fleet that was deployed at once does not do it at once
-COLLECTOR_THRESHOLD = 10_000  # objects that can be in a cycle, made and not yet gone; Python's own is 700, later 2000
-SWITCH_SECONDS = 0.0002  # how long one of Python's threads runs on while another waits; Python's own is 0.005
-SETTLE_SECONDS = 2.0  # after a second signal
+RETENTION_JITTER_SECONDS = 30  # so that processes deployed together do not delete at the same time
+COLLECTOR_THRESHOLD = 10_000  # new objects before a collection of cycles; Python's default is 700, later 2000
+SWITCH_SECONDS = 0.0002  # how long a thread keeps Python's lock while another waits; Python's default is 0.005
+SETTLE_SECONDS = 2.0  # after a second signal, to store the outcomes that are known
 CHECK_SECONDS = (
     0.2,
     5.0,
-)  # until a database that is unavailable at the start is asked again, doubling up to the second
-CLOSE_SECONDS = 2.0  # for connections, which an unreachable database would never release
-LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
-STOPPED_AT_ONCE = 1  # the exit status then
+)  # between two checks of a database that is unavailable at the start: the first value, then doubled up to the second
+CLOSE_SECONDS = 2.0  # for closing connections, which an unreachable database would block without end
+LATE_SECONDS = 5.0  # after the grace period; a drain that takes longer waits for the database
+STOPPED_AT_ONCE = 1  # exit status of a process that stopped without draining
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], None]
 
 
 class Process(Protocol):
-    """What signals stop. grace: how long its drain waits for the sends in flight."""
+    """A dispatcher or a fleet, which signals stop. grace: how long its drain waits for the sends in flight."""
 
     grace: timedelta
 
@@ -54,7 +54,10 @@ class Process(Protocol):
 
 
 class Stop(Protocol):
-    """stopping: set when the drain begins. cut_short: whether the entries in flight are left to their leases."""
+    """The state of a stop.
+
+    stopping: set when the drain begins. cut_short: whether the drain was given up; the leases of the sends in flight expire.
+    """
 
     stopping: asyncio.Event
 
@@ -117,7 +120,7 @@ async def _serve(
 
 
 def _ignore_signals() -> None:
-    """At its end Python replaces its own handlers by the default, which kills the process. An ignored signal stays ignored."""
+    """Ignore signals: at its exit Python restores the default handlers, which kill the process, but keeps an ignored signal."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -166,11 +169,11 @@ async def _check_patiently(dispatcher: DispatcherWork, stopping: asyncio.Event) 
 
 @contextmanager
 def tuned_interpreter() -> Iterator[None]:
-    """What a process that does nothing but dispatch asks of Python, until the end of the block.
+    """Tune Python for a process that only dispatches, until the end of the block.
 
-    The collector of cycles leaves alone what is loaded by now, and comes seldom, as a dispatcher makes next to no cycles: each
-    full collection would walk all that is loaded, and draining would take 4 to 8 % longer.
-    Threads switch often, so that the thread with a database answer continues at once.
+    The garbage collector runs seldom and skips the objects that exist now. A dispatcher makes hardly any cycles, and full
+    collections would make draining 4 to 8 % slower.
+    Threads switch often, so that the thread that receives a database answer continues immediately.
     """
     thresholds, seconds = gc.get_threshold(), sys.getswitchinterval()
     gc.freeze()
@@ -185,9 +188,9 @@ def tuned_interpreter() -> Iterator[None]:
 
 
 class Signals:
-    """What SIGTERM and SIGINT do to a running dispatcher: the first starts the drain, a second stops it at once.
+    """Handles SIGTERM and SIGINT of a running process: the first signal starts the drain, a second one stops it immediately.
 
-    stopping: set by the first. cut_short: whether the entries in flight were left to their leases.
+    stopping, cut_short: see `Stop`.
     """
 
     def __init__(self, process: Process) -> None:
@@ -195,7 +198,7 @@ class Signals:
         self.cut_short = False
         self._process = process
         self._loop = asyncio.get_running_loop()
-        self._context = copy_context()  # a signal comes while any task runs, and its log lines are not about that one
+        self._context = copy_context()  # a signal interrupts any task; its log lines must not carry that task's context
         self._working: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self._abandoning: set[asyncio.Task[None]] = set()
@@ -203,33 +206,33 @@ class Signals:
         self._passes_on = False
 
     def listen(self, afterwards: Handler | None = None) -> None:
-        """Take the two signals. `afterwards` is their handler once we are closed; None is the one that they have now.
+        """Handle both signals. afterwards: their handler after `close`; None restores the present handlers.
 
-        If that is the program's own for SIGTERM, as in a web server, it is called as well, or the server would never end. The
-        event loop has one of its own for SIGINT alone, which would cancel the caller.
+        A present handler of the program for SIGTERM, such as a web server's, is called too; otherwise the server would never end.
+        asyncio's own handler, which exists for SIGINT only, is not called: it would cancel the caller.
         """
         self._passes_on = afterwards is None and callable(signal.getsignal(signal.SIGTERM))
         for number in SIGNALS:
             self._afterwards[number] = afterwards or signal.getsignal(number)
-            self._loop.remove_signal_handler(number)  # the loop would call it beside ours
-            # Not `add_signal_handler`: to remove that is to have the system's default for a moment, which kills.
+            self._loop.remove_signal_handler(number)  # the loop would call it as well
+            # Not `add_signal_handler`: its removal sets the default for a moment, which kills the process.
             signal.signal(number, self._hear)
 
     def close(self) -> None:
-        """Give the signals back, and end what was waiting to abandon the dispatcher."""
+        """Restore the handlers, and cancel the tasks that wait to abandon the work."""
         for number, handler in self._afterwards.items():
-            if handler is not None:  # None: it was set by something else than Python
+            if handler is not None:  # None: the handler was not set by Python
                 signal.signal(number, handler)
         for task in self._abandoning:
             task.cancel()
 
     async def guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, which is cancelled if it does not end by itself once it is abandoned."""
+        """Await `work`. It is cancelled if it does not end soon after it was abandoned."""
         self._working = self._loop.create_task(work)
         try:
             await self._working
         except asyncio.CancelledError:
-            if not self._is_cancelled:  # by the caller
+            if not self._is_cancelled:  # the caller has cancelled it
                 raise
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -248,7 +251,7 @@ class Signals:
             self._abandoning.add(self._loop.create_task(self._abandon_late()))
 
     async def _abandon_late(self) -> None:
-        """Abandon the drain when its time is over: an exchange with an unreachable database would block it."""
+        """Abandon the drain when its time is over: an unreachable database would block it."""
         await asyncio.sleep(self._process.grace.total_seconds() + LATE_SECONDS)
         log.warning("grace period over and the database does not answer: stopping; entries in flight will be in doubt")
         self.cut_short = True
@@ -256,7 +259,7 @@ class Signals:
 
     async def _abandon(self) -> None:
         await self._process.abandon()
-        # What did come back is settled, if the database answers at all.
+        # The outcomes that are known are settled, if the database answers.
         working = self._working
         if working is not None and not (await asyncio.wait([working], timeout=SETTLE_SECONDS))[0]:
             self._is_cancelled = True
@@ -277,7 +280,7 @@ def _schedule(dispatcher: DispatcherWork, stopping: asyncio.Event) -> AsyncIOSch
             max_instances=1,
         )
 
-    # Once and at once, however busy the process is then
+    # It runs once, at the start, also if the event loop is late.
     schedule.add_job(partial(_patiently, dispatcher), args=[dispatcher.report_server], misfire_grace_time=None)
     add(dispatcher.report_backlog, seconds=BACKLOG_SECONDS)
     add(dispatcher.reconcile, seconds=RECONCILE_SECONDS)
@@ -296,7 +299,7 @@ async def _patiently(dispatcher: DispatcherWork, work: Callable[..., Awaitable[A
     try:
         await work(*arguments)
     except asyncio.CancelledError:
-        log.info("job %s cancelled by shutdown; the next process runs it", name)  # nothing awaits it any more
+        log.info("job %s cancelled by shutdown; the next process runs it", name)  # nothing awaits this job
     except Exception as error:
         if is_outage(error):
             dispatcher.outages.failed(error)

@@ -12,7 +12,7 @@ from outbox.sql.connections.engines import url_of
 from outbox.sql.dialect import dialect_of_url
 
 PLACES = ("host", "hostaddr", "port", "dbname", "service", "unix_socket", "options")
-"""Parameters that name the database, or by `options=-csearch_path=...` the schema in it."""
+"""URL parameters that name the database, or (`options=-csearch_path=...`) its schema."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 def read_databases(path: str | os.PathLike[str]) -> dict[str, URL]:
     """The databases by name, in the order of the file.
 
-    Raises `ConfigurationError`, which names the line and shows no URL, and for a file that cannot be read.
+    Raises `ConfigurationError` for a wrong line or a file that cannot be read. It names the line and shows no URL.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -54,7 +54,7 @@ def checked_databases(given: Mapping[str, str | URL]) -> dict[str, URL]:
 
 
 def add_database(databases: dict[str, URL], name: str, given: str | URL) -> None:
-    """Raises `ConfigurationError` for a wrong name or URL, and for a name or database that is there already."""
+    """Add a database. Raises `ConfigurationError` for a wrong name or URL, and for a name or a database that is already there."""
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is not a name: use letters, digits, `_`, `-` and `.`, at most 63")
     if name in databases:

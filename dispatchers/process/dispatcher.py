@@ -1,4 +1,4 @@
-"""The dispatcher as an app sees it. What it does is `DispatcherWork`."""
+"""The dispatcher as an app sees it. `DispatcherWork` does its work."""
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -77,15 +77,15 @@ class Dispatcher:
         return self._work.unready
 
     async def check(self) -> Diagnosis:
-        """Raise what would end this dispatcher at its start; else return what `outbox doctor` finds, with this dispatcher in
-        the fleet. Nothing is written.
+        """Raise the error that would end this dispatcher at its start. Otherwise return the findings of `outbox doctor`, as if
+        this dispatcher ran already. It writes nothing.
         """
         return await self._work.check()
 
     async def run_once(self) -> int:
-        """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
+        """Claim, send and settle all entries that are due now; returns how many were settled, with any outcome.
 
-        What becomes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
+        The next call takes entries that become due again meanwhile. Raises `Suspended` after a failover or a restore of the
         database, until an operator resumes, what the database raises, and `RuntimeError` if this dispatcher is running already.
         """
         return await self._work.run_once()
@@ -106,7 +106,7 @@ class Dispatcher:
 
         While it works it handles both signals. A program that handles SIGTERM with `signal.signal`, such as uvicorn, gets them
         too. At its end it restores the handlers of `signal.signal`. If you use handlers of `loop.add_signal_handler`, add them
-        again. None of its own tasks is left.
+        again. It leaves no task running.
         """
         drained: bool = await load_daemon("Dispatcher.serve()").serve(self._work)
         return drained
@@ -121,7 +121,7 @@ def work_of(dispatcher: Dispatcher) -> DispatcherWork:
 
 
 def load_daemon(needed_by: str) -> ModuleType:
-    """The daemon loads apscheduler, which a single `run_once()` can do without."""
+    """Import the daemon only when it is needed: it imports apscheduler, without which `run_once()` works."""
     try:
         from dispatchers.process import daemon
     except ModuleNotFoundError as error:

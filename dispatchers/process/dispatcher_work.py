@@ -57,9 +57,10 @@ class Simulation:
 
 
 class DispatcherWork:
-    """Everything that a dispatcher does. A `Dispatcher` shows an app what it may call; the process and a fleet call the rest.
+    """The work of a dispatcher. A `Dispatcher` shows the methods that an app may call; the process and a fleet call the others.
 
-    The arguments are those of a `Dispatcher`. simulation: what a test replaces. share: of limits that several databases share.
+    The arguments are those of a `Dispatcher`. simulation: what a test replaces.
+    share: this database's part of limits that several databases share.
     """
 
     def __init__(
@@ -159,12 +160,12 @@ class DispatcherWork:
 
     @property
     def callbacks(self) -> frozenset[str]:
-        """The names of its callbacks, as the dispatcher records them when it starts: `on_settled bank.charge`."""
+        """The names of its callbacks, such as `on_settled bank.charge`. The dispatcher records them when it starts."""
         return self._callbacks.to_record
 
     @property
     def described(self) -> str:
-        """Its env, its database and what it serves, for the log at the start."""
+        """Its env, its database and its adapters, for the log at the start."""
         prefixes, callbacks = len(self._routes.forms), len(self._callbacks.names)
         env, place = self._env(), self.store.place
         return f"env {env}, database {place}; operations or prefixes: {prefixes}, callbacks: {callbacks}"
@@ -181,9 +182,9 @@ class DispatcherWork:
         return None if self._guard.is_current else "the database does not answer"
 
     async def run_once(self) -> int:
-        """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
+        """Claim, send and settle all entries that are due now; returns how many were settled, with any outcome.
 
-        What becomes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
+        The next call takes entries that become due again meanwhile. Raises `Suspended` after a failover or a restore of the
         database, until an operator resumes, what the database raises, and `RuntimeError` if this dispatcher is running already.
         """
         with self._alone():
@@ -199,9 +200,9 @@ class DispatcherWork:
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
 
-        If the database does not answer, wait for it, and keep the outcomes meanwhile. If this is cancelled, it abandons the sends
-        in flight. Raises `ConfigurationError`, after the same end, if the database belongs to another env or is given to one,
-        and `RuntimeError` if this dispatcher is running already.
+        If the database does not answer, this waits for it, and keeps the outcomes. A cancellation abandons the sends in flight.
+        Raises `ConfigurationError`, after the sends in flight were settled, if the database gets another env, and `RuntimeError`
+        if this dispatcher is running already.
         """
         with self._alone():
             self._loops.begin()
@@ -248,7 +249,7 @@ class DispatcherWork:
             self._activity.report(Backlog(entries=counts, oldest_due_seconds=oldest, blocked_groups=blocked_groups))
 
     async def report_server(self) -> None:
-        """Log the settings of the server that `outbox doctor` finds. PostgreSQL and SQLite have none, and are not asked."""
+        """Log what `outbox doctor` finds in the server's settings. There is no such check for PostgreSQL and SQLite."""
         if self.store.has_server_checks:
             context = Context(tables=self.store.tables, prefix=self._outbox.configuration.prefix)
             for finding in (await diagnose(self.store.run, context, OF_SERVER)).findings:
@@ -262,8 +263,8 @@ class DispatcherWork:
             )
 
     async def check(self) -> Diagnosis:
-        """Raise what would end this dispatcher at its start; else return what `outbox doctor` finds, with this dispatcher in
-        the fleet. Nothing is written.
+        """Raise the error that would end this dispatcher at its start. Otherwise return the findings of `outbox doctor`, as if
+        this dispatcher ran already. It writes nothing.
         """
         await self.require_usable()
         context = Context(
@@ -282,8 +283,8 @@ class DispatcherWork:
         await self.store.require_usable(self._env(), self.keyring)
 
     def http_server(self, http: str) -> HttpServer:
-        """What serves metrics and health at this address. A dispatcher without an observer gets that of Prometheus."""
-        from dispatchers.telemetry import prometheus  # an extra
+        """The server of metrics and health at this address. A dispatcher without an observer gets Prometheus's."""
+        from dispatchers.telemetry import prometheus  # needs an extra
 
         server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)
         if not self._activity.is_observed:
@@ -296,14 +297,14 @@ class DispatcherWork:
             await closing()
 
     async def abandon(self) -> None:
-        """Stop sending at once. The sends in flight are then in doubt, and another dispatcher takes them over when their leases
-        have expired.
+        """Stop sending immediately. The sends in flight are then in doubt, and another dispatcher takes them over when their
+        leases have expired.
         """
         await self._loops.abandon()
 
 
 def check_include(include: object) -> None:
-    """Raises `ConfigurationError` unless it is a list of `Operations`."""
+    """Raise `ConfigurationError` unless it is a list of `Operations`."""
     if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
         raise ConfigurationError(
             f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"

@@ -1,4 +1,4 @@
-"""A fleet as an app sees it: one process that serves several databases. What it does is `FleetWork`."""
+"""A fleet as an app sees it: one process that serves several databases. `FleetWork` does its work."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
@@ -64,12 +64,12 @@ class Fleet:
     def run(self, *, http: str | None = None) -> None:
         """Work until SIGTERM or Ctrl-C, then drain. SIGHUP reads the file again. Needs the extra `dispatcher`.
 
-        A second signal ends the process at once, as that of a `Dispatcher`.
+        A second signal ends the process immediately, as for a `Dispatcher`.
         http: an address at which to serve metrics and health. Needs the extra `prometheus`. A fleet without `observe` gets
             Prometheus's observers.
         """
         daemon = load_daemon("Fleet.run()")
-        ignore_hangups()  # also after the drain
+        ignore_hangups()  # they stay ignored after the drain
         daemon.run_process(self._work, self._pump, None if http is None else self._work.http_server(http))
 
     async def serve(self) -> bool:

@@ -36,14 +36,14 @@ from outbox.keys import Keyring
 
 log = logging.getLogger("outbox.fleet")
 
-AGAIN_SECONDS = (5.0, 300.0)  # until a database that was refused is tried again, doubling up to the second
-CLOSE_SECONDS = 2.0  # for the adapters' connections
+AGAIN_SECONDS = (5.0, 300.0)  # until the next try of a refused database: the first value, then doubled up to the second
+CLOSE_SECONDS = 2.0  # for closing the adapters' connections
 
 Databases = Mapping[str, str | URL] | str | os.PathLike[str]
 
 
 class FleetWork:
-    """Everything that a fleet does: a `Fleet` shows an app what it may call. The arguments are those of a `Fleet`."""
+    """The work of a fleet. A `Fleet` shows the methods that an app may call. The arguments are those of a `Fleet`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class FleetWork:
         self._path: Path | None = None
         self.databases: Mapping[str, URL] = {}
         self._served: dict[str, _Served] = {}
-        self._to_wake: dict[str, None] = {}  # in the order in which they asked
+        self._to_wake: dict[str, None] = {}  # databases, in the order of their permits
         self.is_abandoned = False
         if databases is not None:
             self.use(databases)
@@ -117,8 +117,8 @@ class FleetWork:
         return None if None in reasons.values() else "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
     def http_server(self, http: str) -> HttpServer:
-        """What serves metrics and health at this address. A fleet without an observer gets those of Prometheus."""
-        from dispatchers.telemetry import prometheus  # an extra
+        """The server of metrics and health at this address. A fleet without an observer gets Prometheus's observers."""
+        from dispatchers.telemetry import prometheus  # needs an extra
 
         server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)
         if self._observe is None:
@@ -128,18 +128,18 @@ class FleetWork:
     async def pump(self, stopping: asyncio.Event) -> None:
         """Serve the databases until `stopping` is set; then finish the sends in flight and settle them. Closes the adapters.
 
-        If a database has not stored the last outcomes, raises its error, after the other databases have ended.
+        If a database could not store its last outcomes, this raises its error after the other databases have ended.
         """
         if not self.databases:
             raise ConfigurationError(
                 "a fleet needs databases: Fleet('databases.conf', ...), or `outbox run --databases FILE`"
             )
         changed, hung_up = asyncio.Event(), asyncio.Event()
-        self._to_wake.clear()  # of an earlier event loop
+        self._to_wake.clear()  # it belongs to an earlier event loop
         try:
             with _hearing_hangups(hung_up):
                 if self._path is not None:
-                    self.use(self._path)  # `run` ignores the signal until here
+                    self.use(self._path)  # `run` has ignored the signal so far
                 while not stopping.is_set():
                     changed.clear()
                     self._serve_what_is_named(changed)
@@ -164,14 +164,14 @@ class FleetWork:
                 raise served.failure
 
     async def _cancel_all(self) -> None:
-        """End what is left if an error or a cancellation ended `pump`."""
+        """Cancel the remaining tasks if an error or a cancellation ended `pump`."""
         tasks = [served.task for served in self._served.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def reread(self) -> None:
-        """Read the file again, and try refused databases at once. If the file is wrong, this is logged, and nothing changes."""
+        """Read the file again, and try refused databases immediately. A wrong file is logged, and changes nothing."""
         for served in self._served.values():
             served.again.set()
         if self._path is None:
@@ -185,13 +185,13 @@ class FleetWork:
             log.info("SIGHUP: %s names %d databases", self._path, len(self.databases))
 
     async def abandon(self) -> None:
-        """Stop sending at once. The sends in flight are then in doubt until their leases have expired."""
+        """Stop sending immediately. The sends in flight are then in doubt until their leases have expired."""
         self.is_abandoned = True
         members = [served.member for served in self._served.values() if served.member is not None]
         await asyncio.gather(*(member.abandon() for member in members))
 
     def _serve_what_is_named(self, changed: asyncio.Event) -> None:
-        """Begin with new databases, and drain those that are not named any more. One that moved is drained first."""
+        """Serve new databases, and drain those that are not named any more. A database with a new URL is drained first."""
         self._served = {name: served for name, served in self._served.items() if not served.task.done()}
         for name, served in self._served.items():
             if self.databases.get(name) != served.url and not served.leaving.is_set():
@@ -205,7 +205,7 @@ class FleetWork:
                 served.task.add_done_callback(lambda task: changed.set())
 
     def _wake(self, database: str) -> None:
-        """Wake it once in a turn of the event loop, however many sends end in it: each frees a permit."""
+        """Wake the database's dispatcher once in each turn of the event loop, even if many sends end in it and free permits."""
         if not self._to_wake:
             asyncio.get_running_loop().call_soon(self._wake_all)
         self._to_wake[database] = None
@@ -266,10 +266,10 @@ class Member(DispatcherWork):
 
 
 class _Served:
-    """Serves one database with one dispatcher after another, until `leave`: one that is refused is replaced.
+    """Serves one database until `leave`. A new dispatcher replaces one that the database has refused.
 
     leaving: set to serve the database no longer. stopping: set when the present dispatcher must drain.
-    again: set to try a refused database at once. failure: why the last outcomes were not stored.
+    again: set to try a refused database immediately. failure: why the last outcomes were not stored.
     """
 
     def __init__(self, fleet: FleetWork, name: str, url: URL) -> None:
@@ -347,18 +347,18 @@ def _sending_unaffected() -> Iterator[None]:
 
 
 def ignore_hangups() -> None:
-    """SIGHUP would end a process that does not listen to it."""
+    """Ignore SIGHUP, which would otherwise end the process."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @contextmanager
 def _hearing_hangups(hung_up: asyncio.Event) -> Iterator[None]:
-    """Set `hung_up` at each SIGHUP, where the system has this signal and the process's main thread runs the loop."""
+    """Set `hung_up` at each SIGHUP, if the system has this signal and the main thread runs the event loop."""
     number, loop = getattr(signal, "SIGHUP", None), asyncio.get_running_loop()
     try:
         before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(hung_up.set)) if number else None
-    except ValueError:  # another thread
+    except ValueError:  # not in the main thread
         number = before = None
     try:
         yield

@@ -32,7 +32,7 @@ from outbox.times import EPOCH
 
 log = logging.getLogger("outbox.dispatcher")
 
-LEAVE_SECONDS = 1.0  # within the time that a process has to close its connections
+LEAVE_SECONDS = 1.0  # less than the time in which a process must close its connections
 
 
 def declared(
@@ -40,7 +40,7 @@ def declared(
 ) -> dict[str, Any]:
     """The settings that should be equal in all dispatchers of a fleet. Durations are seconds.
 
-    The path of the identity file is left out, because it may differ between hosts, and so is what opens the transactions.
+    The path of the identity file is left out, because it may differ between hosts, and so are the callbacks' transactions.
     """
     left_out = ("identity_file", "callback_transactions")
     own = {
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 class Heartbeats:
     """Writes this process's heartbeat, and deletes it at a clean stop.
 
-    in_flight: returns the number of sends in flight. tally: what it has sent since its last heartbeat.
+    in_flight: returns the number of sends in flight. tally: counts the attempts since the last heartbeat.
     used_up: returns the settings whose budgets are used up, and the destinations that wait for that.
     """
 
@@ -112,7 +112,7 @@ class Heartbeats:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write heartbeats until the end of the block. Each run has its own id: forks of one dispatcher are several."""
+        """Write heartbeats until the end of the block. Each run has its own id, because forks are several dispatchers."""
         self._id = self._new_id()
         beating = asyncio.ensure_future(self._beat_regularly())
         try:
@@ -134,7 +134,7 @@ class Heartbeats:
             await asyncio.sleep(BEAT_SECONDS)
 
     def as_seen(self) -> DispatcherSeen:
-        """This process, as the heartbeat shows it to others."""
+        """This process, as others read it from its heartbeat."""
         times = {"since": EPOCH, "seen_at": EPOCH}  # with equal times, `is_live` is true
         return heartbeats.seen(asdict(self._heartbeat()) | times, EPOCH)
 

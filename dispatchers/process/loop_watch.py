@@ -1,6 +1,6 @@
-"""Notices on a thread of its own that an event loop is blocked, and then releases what was claimed and has not begun.
+"""A thread that notices a blocked event loop, and then releases claimed entries whose sends have not begun.
 
-One thread watches an event loop for all dispatchers that run on it. It asks the event loop each second for a sign of life, and
+One thread watches an event loop for all dispatchers that run on it. It asks the event loop each second to answer, and
 more often if a lease is short. It cannot notice a block that keeps Python's lock. During a block each dispatcher's entries are
 released on a thread of their own, so that a database that hangs delays no other.
 """
@@ -24,10 +24,10 @@ from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.dispatcher")
 
-MAX_ASK_SECONDS = 1.0  # between two signs of life, and between two releases while the event loop is blocked
+MAX_ASK_SECONDS = 1.0  # between two questions, and between two releases while the event loop is blocked
 MAX_BLOCKED_SECONDS = 5.0
-"""An eighth of the lease, and at most these times: so long the event loop may be blocked, and so long it is not asked. Then
-most of the lease is left for the releases.
+"""How long the event loop may be blocked. Both times are at most an eighth of the lease, so that most of it is left for the
+releases.
 """
 RELEASED_SECONDS = 1.0  # after a block, for the releases that have not ended: their number is logged
 MAX_RELEASES = 100  # at a time; other databases follow when one ends
@@ -35,7 +35,9 @@ MAX_FRAMES = 3
 
 
 class Doing(NamedTuple):
-    """What the event loop executes. sender: whose send it is; None if it is no send. place: files, lines and functions."""
+    """What the event loop executes. sender: the dispatcher whose send it is; None if it is no send. place: files, lines and
+    functions.
+    """
 
     sender: "Watched | None"
     destination: str | None
@@ -63,9 +65,9 @@ class Watched:
         return bool(self._unreleased.entries) or self._unstarted.has_any
 
     def release(self) -> int:
-        """Take what has not begun, and release it; returns how many. What cannot be released now is tried at the next call.
+        """Take the entries that have not begun, and release them; returns how many. The next call retries those that failed.
 
-        Not on two threads at a time.
+        Two threads must not call it at the same time.
         """
         more = self._unstarted.take_all()
         taken = Taken([*self._unreleased.entries, *more.entries], more.tokens)
@@ -78,7 +80,7 @@ class Watched:
 
 
 class Releases:
-    """The releases during the blocks of an event loop: one thread for each dispatcher that has something to release."""
+    """The releases during the blocks of an event loop: one thread for each dispatcher that has entries to release."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -86,7 +88,7 @@ class Releases:
         self._released = 0
 
     def begin(self, watched: Iterable[Watched]) -> None:
-        """Begin to release what has not begun. A release that still runs is left alone."""
+        """Begin to release the entries that have not begun. A release that still runs is left alone."""
         for each in dict.fromkeys(watched):
             with self._changed:
                 if each in self._running or len(self._running) >= MAX_RELEASES or not each.has_unstarted:
@@ -107,7 +109,7 @@ class Releases:
                 self._changed.notify_all()
 
     def count(self, seconds: float) -> int:
-        """How many were released since the last call. Waits so long for the releases that run."""
+        """How many were released since the last call. Waits up to `seconds` for the releases that run."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running, seconds)
             released, self._released = self._released, 0
@@ -119,7 +121,7 @@ class LoopWatch:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._watched: tuple[Watched, ...] = ()  # a dispatcher as often as it was added
+        self._watched: tuple[Watched, ...] = ()  # a dispatcher once for each `add`
         self._releases = Releases()
         self._ended = threading.Event()
 
@@ -139,7 +141,7 @@ class LoopWatch:
 
     @property
     def _max_seconds(self) -> float:
-        """How long the event loop may be blocked: as the shortest lease allows."""
+        """How long the event loop may be blocked, according to the shortest lease."""
         return min((each.max_seconds for each in self._watched), default=MAX_BLOCKED_SECONDS)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
