@@ -6,7 +6,7 @@ from typing import Any
 
 from outbox.errors import RequestError
 from outbox.http.header import HEADER
-from outbox.http.problems import KINDS, MEDIA_TYPE, Kind, type_uri
+from outbox.http.problems import KINDS, MEDIA_TYPE, Kind
 
 PROBLEM = "IdempotencyProblem"
 RETRY_AFTER = "IdempotencyRetryAfter"
@@ -34,7 +34,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def with_refusals(document: dict[str, Any], types: str | Mapping[str, str]) -> dict[str, Any]:
+def with_refusals(document: dict[str, Any], types: str) -> dict[str, Any]:
     """An API's own document, in which every operation that takes the header has the answers to refused requests.
 
     types: as for `problem_of`. The document's own answer of the same status stays; the problem is added to it.
@@ -75,8 +75,8 @@ def _joined(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     return {**ours, **own, **both}
 
 
-def _response(status: int, kinds: list[Kind], types: str | Mapping[str, str]) -> dict[str, Any]:
-    uris = {"properties": {"type": {"enum": [type_uri(kind, types) for kind in kinds]}}}
+def _response(status: int, kinds: list[Kind], types: str) -> dict[str, Any]:
+    uris = {"properties": {"type": {"enum": [types + kind.name for kind in kinds]}}}
     headers = {"Retry-After": {"$ref": f"#/components/headers/{RETRY_AFTER}"}}
     return {
         "description": " ".join(f"{kind.title}. {kind.remedy}" for kind in kinds),
@@ -90,5 +90,5 @@ def _response(status: int, kinds: list[Kind], types: str | Mapping[str, str]) ->
     }
 
 
-def _example(status: int, kind: Kind, types: str | Mapping[str, str]) -> dict[str, Any]:
-    return {"type": type_uri(kind, types), "title": kind.title, "status": status, "detail": kind.remedy}
+def _example(status: int, kind: Kind, types: str) -> dict[str, Any]:
+    return {"type": types + kind.name, "title": kind.title, "status": status, "detail": kind.remedy}

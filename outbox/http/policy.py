@@ -1,6 +1,6 @@
 """How an app receives its requests: one object, the same for every framework."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from outbox.default_outbox import default
 from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestError, RequestTooLarge
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED
 from outbox.http.header import parse_key
-from outbox.http.problems import NAMES, TYPES, problem_of
+from outbox.http.problems import TYPES, problem_of
 from outbox.http.waiting import MAX_WAITING, limited_wait
 from outbox.instance import DAY, Outbox
 from outbox.keys import pae
@@ -36,7 +36,7 @@ class Policy:
     retention: how long a retry is answered with the stored response.
     kept_headers: the headers of an answer that are kept for its replays. Headers of one connection or one caller, such as
         Set-Cookie, are refused.
-    problem_types: the beginning of every problem's type URI, or a mapping from problem names to URIs.
+    problem_types: the beginning of every problem's type URI; the problem's name follows.
     """
 
     outbox: Outbox = field(default=default)
@@ -45,7 +45,7 @@ class Policy:
     max_waiting: int = MAX_WAITING
     retention: timedelta = DAY
     kept_headers: Collection[str] = KEPT_HEADERS
-    problem_types: str | Mapping[str, str] = TYPES
+    problem_types: str = TYPES
 
     def __post_init__(self) -> None:
         checked_wait(self.wait)
@@ -61,20 +61,8 @@ class Policy:
         for name in self.kept_headers:
             if name.lower() in NEVER_REPLAYED:
                 raise InvalidValue("kept_headers", name, "belongs to one connection or caller and is never replayed")
-        if isinstance(self.problem_types, str):
-            return
-        if not isinstance(self.problem_types, Mapping):
-            raise InvalidValue(
-                "problem_types", self.problem_types, "must be a str, or a mapping from names of problems"
-            )
-        if unknown := set(self.problem_types) - NAMES:
-            names = sorted(unknown, key=repr)
-            raise InvalidValue("problem_types", names, f"are not names of problems; the names are {sorted(NAMES)}")
-        for name, uri in self.problem_types.items():
-            if not isinstance(uri, str):
-                raise InvalidValue(
-                    "problem_types", uri, f"of {name!r} must be its URI as a str, not {type(uri).__name__}"
-                )
+        if not isinstance(self.problem_types, str):
+            raise InvalidValue("problem_types", self.problem_types, "must be a str, the beginning of a URI")
 
     def key_of(self, lines: Sequence[str], *, are_joined: bool = False) -> str:
         """Return the key in the values of a request's Idempotency-Key lines.

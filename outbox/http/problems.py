@@ -70,23 +70,15 @@ KINDS: Mapping[type[RequestError], Kind] = {
 }
 """The text of each refusal; a class that is not listed uses the first of its bases that is."""
 
-NAMES = frozenset(kind.name for kind in KINDS.values())
 
-
-def problem_of(refusal: RequestError, types: str | Mapping[str, str] = TYPES) -> Response:
+def problem_of(refusal: RequestError, types: str = TYPES) -> Response:
     """The answer to a refused request: `type`, `title`, `status` and `detail`, and Retry-After if it says when to ask again.
 
-    types: what precedes the problem's name in its type URI, such as `https://api.example.com/problems/`, or the
-    URI of each name; a name without one has the URI that it has by default.
+    types: what precedes the problem's name in its type URI, such as `https://api.example.com/problems/`.
     """
     kind = next(KINDS[base] for base in type(refusal).__mro__ if base in KINDS)
-    problem = {"type": type_uri(kind, types), "title": kind.title, "status": refusal.status, "detail": str(refusal)}
+    problem = {"type": types + kind.name, "title": kind.title, "status": refusal.status, "detail": str(refusal)}
     headers = [("Content-Type", MEDIA_TYPE)]
     if isinstance(refusal, KeyInFlight | RequestUndone):
         headers.append(("Retry-After", str(max(1, math.ceil(refusal.retry_after.total_seconds())))))
     return Response(refusal.status, json.dumps(problem).encode(), headers)
-
-
-def type_uri(kind: Kind, types: str | Mapping[str, str]) -> str:
-    """The problem's type URI, by which programs recognise it."""
-    return types + kind.name if isinstance(types, str) else types.get(kind.name, TYPES + kind.name)

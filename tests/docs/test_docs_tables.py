@@ -45,7 +45,6 @@ from outbox.http import HEADER, REPLAYED, Policy
 from outbox.http.header import EXAMPLE_KEY, MAX_KEY_BYTES
 from outbox.http.openapi import kinds_by_status
 from outbox.http.policy import MAX_BODY_BYTES
-from outbox.http.problems import type_uri
 
 # --- docs/idempotency-page.md
 
@@ -56,7 +55,7 @@ def test_the_page_for_clients_has_each_refusal_and_the_default_settings() -> Non
 
     refusals = [(row["status"], row["type"], row["what to do"]) for row in rows_of(page, "status", "type")]
     assert sorted(refusals) == sorted(
-        (str(status), type_uri(kind, policy.problem_types), kind.remedy)
+        (str(status), policy.problem_types + kind.name, kind.remedy)
         for status, kinds in kinds_by_status().items()
         for kind in kinds
     )
