@@ -33,6 +33,7 @@ class Billing:
     poison: the ids of the messages at which it fails, when its work is done and flushed.
     duplicates: the ids of those that it had handled before.
     attempts: how often it was called.
+    before_attempt: what happens elsewhere just before the attempt of this number.
     dies_after_its_commit, dies_at_work: at the next message.
     """
 
@@ -40,6 +41,7 @@ class Billing:
         self.poison: set[str] = set()
         self.duplicates: list[str] = []
         self.attempts = 0
+        self.before_attempt: dict[int, Callable[[], object]] = {}
         self.dies_after_its_commit = self.dies_at_work = False
         self._database = database
         self._ob = ob
@@ -47,6 +49,7 @@ class Billing:
     def handle(self, identity: MessageIdentity, order: Mapping[str, int] = ORDER) -> None:
         """What every recipe does between receiving a message and acknowledging it."""
         self.attempts += 1
+        self.before_attempt.get(self.attempts, lambda: None)()
         with (
             self._database.begin() as session,
             self._ob.inbox(session, consumer="billing", **identity) as message,

@@ -1,12 +1,9 @@
 """A stream of NATS JetStream for one test, on a server at localhost."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-import nats
 from nats.js.api import StreamConfig
 
 from support.consumer import ORDER
@@ -69,15 +66,3 @@ class Stream:
     async def messages(self, name: str) -> int:
         state = (await self.js.stream_info(name)).state
         return int(state.messages)
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[Stream]:
-    client = await nats.connect(URL, allow_reconnect=False, connect_timeout=5)
-    stream = Stream(client)
-    await stream.create()
-    try:
-        yield stream
-    finally:
-        await stream.delete()
-        await client.close()

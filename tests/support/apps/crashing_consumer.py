@@ -1,4 +1,4 @@
-"""A consumer of an SQS queue that kills itself at the n-th moment: run by test_inbox_sqs.py as a process of its own.
+"""A consumer of an SQS queue that kills itself at the n-th moment: run by test_inbox_recipes.py as a process of its own.
 
 For each number n on stdin it forks a child, which runs the recipe of docs/inbox-recipes.md for one message, and ends by
 SIGKILL at that moment; it prints how the child ended: -9, or 0 if there are fewer moments than that. Nothing is open before
