@@ -88,6 +88,36 @@ def test_stripe_is_reached_through_a_proxy_and_under_an_own_authority(
     assert asked[0].startswith(b"CONNECT api.stripe.com:443 HTTP/1.1\r\n")
 
 
+@pytest.mark.usefixtures("without_rest")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Path, scheme: str) -> None:
+    server_tls, client_tls = tls_contexts(tmp_path, "DNS:crm.test", "DNS:localhost")
+    seen: list[bytes] = []
+    asked: list[bytes] = []
+
+    async def scenario() -> None:
+        async with (
+            serving(answering(seen=seen), server_tls) as port,
+            serving(tunnelling(port, asked), server_tls if scheme == "https" else None) as proxy_port,
+        ):
+            proxy = f"{scheme}://localhost:{proxy_port}"
+            transport = Transport(timeout=60 * SECOND, tls=client_tls, proxy=proxy.replace("//", "//ada:p%40ss@"))
+            for _ in range(2):
+                assert (await post(transport, "https://crm.test:8443", content=b"secret")).status == 200
+            await transport.aclose()
+
+    asyncio.run(scenario())
+
+    assert len(seen) == 2
+    assert b"Proxy-Authorization" not in b"".join(seen)
+    credentials = b"YWRhOnBAc3M="  # of ada:p@ss
+    assert asked == [
+        b"CONNECT crm.test:8443 HTTP/1.1\r\nHost: crm.test:8443\r\nProxy-Authorization: Basic "
+        + credentials
+        + b"\r\n\r\n"
+    ]
+
+
 SERVICE = Origin("https", "crm.example.com", 443)
 
 
@@ -326,6 +356,9 @@ def test_a_connection_that_fails_has_its_reason(monkeypatch: pytest.MonkeyPatch)
         (b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n", "proxy: 407, it wants a login"),
         (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", "proxy: it opened no tunnel"),
         (b"", "proxy: it opened no tunnel"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://else.test\r\n\r\n", "proxy: it opened no tunnel"),
+        (b"\x05\x00", "proxy: it opened no tunnel"),
+        (b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", "proxy: it opened no tunnel"),
     ],
 )
 def test_a_proxy_that_refuses_has_its_reason(answer: bytes, expected: str) -> None:

@@ -38,6 +38,7 @@ class TestStripeLooks(HttpLookupSuite):
         Scenario("older ones only", page(INTENT, has_more=True), Absent),
         Scenario("there but declined", page(DECLINED), CannotTell, payload={**payload, "confirm": True}),
         Scenario("no clock", answer(json={"object": "list", "data": [], "has_more": False}), CannotTell),
+        Scenario("an object without metadata", page({"id": "pi_1", "object": "payment_intent"}), CannotTell),
         Scenario("no list", answer(json={}, headers=DATE), CannotTell),
         Scenario("not found", answer(404, json={"error": {"type": "invalid_request_error"}}), CannotTell),
     )

@@ -253,11 +253,6 @@ def test_what_is_no_mail_is_refused_by_the_field_s_name(change: Any, problem: st
     assert str(refused.value).startswith(problem)
 
 
-def test_a_mail_needs_a_sender() -> None:
-    with pytest.raises(Unsendable, match="from is missing, and the adapter has no sender of its own"):
-        made(sender=None)
-
-
 def test_an_attachments_base64_may_come_in_lines() -> None:
     """As `base64.encodebytes` and most mail programs write it: RFC 2045, 6.8."""
     in_lines = base64.encodebytes(b"%PDF" * 100).decode().replace("\n", "\r\n")

@@ -17,7 +17,6 @@ from support.transports import counting, over, post
 
 import dispatchers.adapters.http_client.pool
 from dispatchers.adapters.http_client.answer_reader import AnswerReader
-from dispatchers.adapters.http_client.request_writer import Outgoing, Target
 from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer, Transport
 
 SECOND = timedelta(seconds=1)
@@ -58,41 +57,6 @@ def test_after_a_plain_answer_the_connection_is_used_again() -> None:
     assert connections_of_two(plain) == 1
 
 
-@pytest.mark.parametrize(
-    "interim",
-    [
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n",
-    ],
-)
-def test_interim_answers_are_skipped(interim: bytes) -> None:
-    async def hint(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(interim + OK)
-
-    assert connections_of_two(hint) == 1
-
-
-def test_one_timer_serves_all_connections_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers: list[Any] = []
-
-    async def some(transport: Transport, url: str) -> None:
-        loop = asyncio.get_running_loop()
-        call_later = loop.call_later
-
-        def count(delay: float, callback: Any, *args: Any, **settings: Any) -> asyncio.TimerHandle:
-            timers.append(callback)
-            return call_later(delay, callback, *args, **settings)
-
-        monkeypatch.setattr(loop, "call_later", count)
-        for _ in range(3):
-            await post(transport, url)
-
-    over(answering(), some)
-
-    assert timers.count(dispatchers.adapters.http_client.pool._close_overdue) == 1
-
-
 def test_a_connection_to_one_server_carries_no_request_to_another() -> None:
     seen: list[bytes] = []
 
@@ -108,14 +72,6 @@ def test_a_connection_to_one_server_carries_no_request_to_another() -> None:
 
 
 # --- never used again
-
-
-@pytest.mark.parametrize("stray", [b"X", b"\r\n", OK])
-def test_a_stray_byte_with_the_answer_ends_the_connection(stray: bytes) -> None:
-    async def and_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OK + stray)
-
-    assert connections_of_two(and_more) == 2
 
 
 @pytest.mark.parametrize("stray", [b"X", b"\r\n", OK])
@@ -176,14 +132,6 @@ def test_what_the_event_loop_has_not_reported_yet_is_seen_in_the_socket() -> Non
     asyncio.run(twice())
     thread.join()
     listener.close()
-
-
-@pytest.mark.parametrize("head", [b"Connection: close\r\n", b"Connection: x, Close\r\n"])
-def test_a_server_that_will_close_is_not_asked_again(head: bytes) -> None:
-    async def and_stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OK.replace(b"\r\n\r\n", b"\r\n" + head + b"\r\n"))
-
-    assert connections_of_two(and_stay) == 2
 
 
 @pytest.mark.parametrize(
@@ -369,16 +317,3 @@ def test_a_close_before_the_answer_ends_the_wait_at_once(interim: bytes) -> None
             await post(transport, url)
 
     over(half_close, lost)
-
-
-@pytest.mark.parametrize(("method", "length"), [("POST", b"Content-Length: 0\r\n"), ("GET", b"")])
-def test_a_request_without_content_is_framed_as_its_method_needs(method: str, length: bytes) -> None:
-    seen: list[bytes] = []
-
-    async def once(transport: Transport, url: str) -> None:
-        await transport.send(Outgoing(method, Target.of(httpx.URL(url))._replace(host="crm.test"), [("X-A", "ü")]))
-
-    over(answering(seen=seen), once)
-
-    expected = b"%b / HTTP/1.1\r\nHost: crm.test\r\nX-A: \xfc\r\nAccept-Encoding: identity\r\n%b\r\n"
-    assert seen == [expected % (method.encode(), length)]

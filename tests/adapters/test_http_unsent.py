@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.loopback import answering, serving
+from support.loopback import answering
 from support.mail_servers import tls_contexts
 from support.transports import over, post
 
@@ -37,27 +37,6 @@ def test_no_file_for_another_connection_means_that_nothing_was_sent() -> None:
     over(answering(), without_files)
 
 
-@pytest.mark.parametrize("name", ["DNS:localhost", "DNS:another.test"])
-def test_a_certificate_for_another_host_means_that_nothing_was_sent(tmp_path: Path, name: str) -> None:
-    server_tls, client_tls = tls_contexts(tmp_path, name)
-    seen: list[bytes] = []
-
-    async def scenario() -> None:
-        async with serving(answering(seen=seen), server_tls) as port:
-            transport = Transport(timeout=60 * SECOND, tls=client_tls)
-            if name == "DNS:localhost":
-                statuses = [(await post(transport, f"https://localhost:{port}")).status for _ in range(2)]
-                assert statuses == [200, 200]
-            else:
-                with pytest.raises(httpx.ConnectError):
-                    await post(transport, f"https://localhost:{port}")
-            await transport.aclose()
-
-    asyncio.run(scenario())
-
-    assert len(seen) == (2 if name == "DNS:localhost" else 0)
-
-
 def test_a_refused_client_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
     """In TLS 1.3 the client has finished its handshake by then, and the request is on its way."""
     server_tls, client_tls = tls_contexts(tmp_path, "DNS:localhost")
@@ -79,21 +58,6 @@ def test_a_refused_client_certificate_means_that_nothing_was_sent(tmp_path: Path
             asyncio.run(post(transport, f"https://localhost:{listener.getsockname()[1]}"))
         answered.set()
         thread.join()
-
-
-def test_an_untrusted_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
-    server_tls, _ = tls_contexts(tmp_path, "DNS:localhost")
-    seen: list[bytes] = []
-
-    async def scenario() -> None:
-        async with serving(answering(seen=seen), server_tls) as port:
-            transport = Transport(timeout=60 * SECOND)
-            with pytest.raises(httpx.ConnectError):
-                await post(transport, f"https://localhost:{port}")
-
-    asyncio.run(scenario())
-
-    assert seen == []
 
 
 @pytest.mark.parametrize(

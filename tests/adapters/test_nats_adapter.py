@@ -14,7 +14,7 @@ from nats.errors import Error
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import ServiceUnavailableError
 from support.database import Database
-from support.entries import dispatcher, put_one, settlement_row, state
+from support.entries import dispatcher, put_one, settlement_row
 from support.fake_nats import READS_NOTHING, STREAM, FakeNats
 from support.nats_cluster import PASSWORD, Cluster, running_cluster
 
@@ -358,26 +358,6 @@ def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
         assert asyncio.run(run()) == 12
     finally:
         server.stop()
-
-
-def test_a_message_that_is_refused_blocks_its_ordering_group_only(
-    cluster: Cluster, postgresql: Database, ob: outbox.Outbox
-) -> None:
-    refused = put_one(postgresql, ob, "orders.placed", ordering_key="ada", options={"account": "acct_1"})
-    following = put_one(postgresql, ob, "orders.placed", parent="order:2", ordering_key="ada")
-    beside = put_one(postgresql, ob, "orders.placed", parent="order:3", ordering_key="bob")
-
-    with_stream(cluster, lambda stream: _drained(postgresql, ob, stream))
-
-    assert state(postgresql, refused) == "failed"
-    assert state(postgresql, following) == "pending"
-    assert state(postgresql, beside) == "delivered"
-
-
-async def _drained(database: Database, ob: outbox.Outbox, stream: Stream) -> None:
-    working = dispatcher(database.engine, ob, adapters={"orders": stream.adapter()})
-    await working.run_once()
-    await working.close()
 
 
 @pytest.mark.parametrize(

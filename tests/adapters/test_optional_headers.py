@@ -23,7 +23,6 @@ from dispatchers.adapters.brokers.redis_answers import Moved, outcome_of_error, 
 from dispatchers.adapters.email.outcomes import Exchange, answered
 from dispatchers.adapters.http_client.answer_reader import AnswerHeaders
 from dispatchers.adapters.http_client.transport import Answer
-from dispatchers.adapters.retry_after import retry_after
 from dispatchers.adapters.workflows.restate import _finding, _outcome
 from dispatchers.delivery import (
     Absent,
@@ -90,13 +89,6 @@ CRM = HttpAdapter(base_url="https://crm.test", replays_errors="all", window=time
 STRIPE = StripeAdapter(api_key=API_KEY)
 CRM._transport = Answering()  # type: ignore[assignment]
 STRIPE._transport = STRIPE._client._requestor._client._transport = Answering()  # type: ignore[assignment]
-
-
-@given(TEXTS, TEXTS)
-def test_retry_after_is_a_time_or_none_for_every_text(text: str, now: str) -> None:
-    for headers in ({"retry-after": text}, {"retry-after": text, "date": now}):
-        found = retry_after(headers)
-        assert found is None or found >= timedelta(0)
 
 
 @pytest.mark.parametrize(

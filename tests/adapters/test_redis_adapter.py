@@ -142,19 +142,6 @@ def test_a_message_that_is_refused_fails_alone_in_its_batch(server: Server, stre
     assert len(server.messages(f"{stream}.shipped")) == 1
 
 
-def test_a_failed_entry_blocks_its_ordering_group_only(
-    server: Server, stream: str, postgresql: Database, ob: outbox.Outbox
-) -> None:
-    refused = put_one(postgresql, ob, "orders.placed", ordering_key="ada", options={"account": "acct_1"})
-    following = put_one(postgresql, ob, "orders.placed", parent="order:2", ordering_key="ada")
-    beside = put_one(postgresql, ob, "orders.placed", parent="order:3", ordering_key="bob")
-
-    asyncio.run(drained(postgresql, ob, RedisAdapter(urls=server.url, stream=stream)))
-
-    assert [state(postgresql, id) for id in (refused, following, beside)] == ["failed", "pending", "delivered"]
-    assert len(server.messages(stream)) == 1
-
-
 def test_redis_deduplicates_nothing(server: Server, stream: str) -> None:
     """What `window=None` declares: the second send is a second message."""
     adapter = RedisAdapter(urls=server.url, stream=stream)

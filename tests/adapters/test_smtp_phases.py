@@ -19,9 +19,7 @@ from support.mail_servers import (
     STALL,
     THEN_CLOSE,
     Faulty,
-    adapter_for,
     against,
-    faulty_server,
     send,
 )
 
@@ -100,21 +98,6 @@ def test_a_permanent_refusal_rejects_with_its_codes(point: str, reply: str, expe
 
     assert outcome == Rejected(expected.reason, result=expected.result | {"reply": reply[4:]})
     assert faulty.messages == []
-
-
-def test_a_server_that_cannot_be_reached_defers() -> None:
-    async def main() -> Outcome:
-        async with faulty_server(Faulty()) as port:
-            pass
-        return await send(adapter_for(port))
-
-    assert asyncio.run(main()) == Deferred("nothing was sent: connect: refused (connect)")
-
-
-def test_a_name_that_leads_nowhere_defers() -> None:
-    outcome = asyncio.run(send(adapter_for(25, host="mail.invalid")))
-
-    assert outcome == Deferred("nothing was sent: dns: host not found (connect)")
 
 
 def test_a_server_that_hangs_up_as_the_text_begins_gets_no_dot() -> None:

@@ -1,39 +1,20 @@
 """TemporalAdapter with a frontend made of the SDK's protobufs, which loses answers, hangs, fails and is killed."""
 
 import asyncio
-import json
-import signal
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.daemons import daemon, write_factory
-from support.database import Database
-from support.entries import HOUR, age, put_one, run_once, settlement_row, state
 from support.fake_temporal import HANG, LOSE, FakeTemporal
-from temporalio.api.enums.v1 import WorkflowExecutionStatus
 
-import outbox
-from dispatchers import Absent, CannotTell, Deferred, Delivered, Delivery, Found, Rejected, Unknown
+from dispatchers import Absent, CannotTell, Delivered, Delivery, Found, Rejected, Unknown
 from dispatchers.adapters import TemporalAdapter
 from outbox.errors import ConfigurationError
 
 WEEK = timedelta(days=7)
 KEY = "ck1_a"
-DIES_BEFORE_IT_SETTLES = """
-from dispatchers.adapters import TemporalAdapter
-from dispatchers.testing.failpoints import failpoint
-
-dying = failpoint("settle.before")
-dying.__enter__()
-
-def make():
-    orders = TemporalAdapter(address=os.environ["TEMPORAL"], task_queue="orders", window=timedelta(days=7))
-    return Dispatcher(url, outbox=ob, adapters={"orders": orders})
-"""
 
 
 @pytest.fixture
@@ -64,23 +45,6 @@ def asked(adapter: TemporalAdapter, verb: str = "send", **fields: Any) -> Any:
     return asyncio.run(main())
 
 
-def test_a_workflow_is_started_once_although_the_dispatcher_died(
-    temporal: FakeTemporal, postgresql: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    """The second dispatcher's request is answered with the first one's run."""
-    id = put_one(postgresql, ob, "orders.fulfil")
-    write_factory(tmp_path, DIES_BEFORE_IT_SETTLES)
-    with daemon(tmp_path, postgresql.url, TEMPORAL=f"127.0.0.1:{temporal.port}") as first:
-        assert first.wait() == -signal.SIGKILL
-    assert state(postgresql, id) == "sending"
-    age(postgresql, HOUR)
-
-    assert run_once(postgresql, ob, adapters={"orders": adapter(temporal)}) == 1
-
-    ((key, run),) = temporal.runs.items()
-    assert json.loads(settlement_row(postgresql, id).result) == {"workflow_id": key, "run_id": run.id}
-
-
 def test_the_workflow_has_the_child_key_the_type_the_queue_and_the_payload(temporal: FakeTemporal) -> None:
     outcome = asked(adapter(temporal, workflow={"orders.fulfil": "Fulfilment"}, api_key="secret"))
 
@@ -90,28 +54,6 @@ def test_the_workflow_has_the_child_key_the_type_the_queue_and_the_payload(tempo
     (argument,) = run.request.input.payloads
     assert (dict(argument.metadata), argument.data) == ({"encoding": b"json/plain"}, b'{"amount":2000}')
     assert set(temporal.api_keys) == {"Bearer secret"}
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_second_attempt_finds_the_same_run(temporal: FakeTemporal, ended: bool) -> None:
-    first = asked(adapter(temporal))
-    if ended:
-        temporal.runs[KEY].status = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED
-
-    second = asked(adapter(temporal), attempt=2)
-
-    assert first.result == second.result == {"workflow_id": KEY, "run_id": temporal.runs[KEY].id}
-    assert len(temporal.runs) == 1
-
-
-def test_a_workflow_that_continued_as_another_run_is_not_started_again(temporal: FakeTemporal) -> None:
-    """Its present run has another request id, so Temporal refuses the id."""
-    asked(adapter(temporal))
-    temporal.runs[KEY].request.request_id = "of the second run"
-
-    second = asked(adapter(temporal), attempt=2)
-
-    assert second == Delivered({"workflow_id": KEY, "run_id": temporal.runs[KEY].id}, replayed=True)
 
 
 @pytest.mark.parametrize("how", [HANG, LOSE])
@@ -134,40 +76,9 @@ def test_a_lost_answer_leaves_doubt_that_the_next_attempt_ends(temporal: FakeTem
     assert len(temporal.runs) == 1
 
 
-def test_a_killed_server_defers_until_it_is_back(temporal: FakeTemporal) -> None:
-    async def main() -> list[Any]:
-        orders = adapter(temporal, timeout=timedelta(seconds=3))
-        outcomes = [await ask(orders)]
-        temporal.kill()
-        outcomes += [await ask(orders, key="ck1_b"), await ask(orders, key="ck1_c"), await ask(orders, "find")]
-        temporal.start()
-        outcomes += [await ask(orders, key="ck1_c", attempt=2), await ask(orders, "find")]
-        await orders.aclose()
-        return outcomes
-
-    before, lost, waiting, unclear, after, found = asyncio.run(main())
-
-    assert isinstance(before, Delivered)
-    assert isinstance(lost, Unknown)
-    assert isinstance(waiting, Deferred)
-    assert isinstance(unclear, CannotTell)
-    assert isinstance(after, Delivered)
-    assert isinstance(found, Found)
-    assert {*temporal.runs} == {KEY, "ck1_c"}
-
-
 def test_absence_proves_nothing_when_temporal_may_have_deleted_it(temporal: FakeTemporal) -> None:
     assert asked(adapter(temporal), "find", age=timedelta(days=6)) == Absent()
     assert isinstance(asked(adapter(temporal), "find", age=timedelta(days=8)), CannotTell)
-
-
-def test_nothing_is_sent_to_a_namespace_that_forgets_earlier(temporal: FakeTemporal) -> None:
-    outcome = asked(adapter(temporal, window=timedelta(days=8)))
-
-    assert outcome == Deferred(
-        "the namespace keeps workflows for 7 days, 0:00:00, and the adapter declares 8 days, 0:00:00", cooldown=True
-    )
-    assert temporal.requests == []
 
 
 @pytest.mark.parametrize(("mebibytes", "requests"), [(2, 1), (4, 0)])

@@ -18,7 +18,7 @@ from support.loopback import answering, listening, say, say_without_end, whole_r
 from support.transports import counting, over, post
 
 import dispatchers.adapters.http_client.pool
-from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer, Transport
+from dispatchers.adapters.http_client.transport import Answer, Transport
 from outbox.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
@@ -40,15 +40,6 @@ def send(server: Server, *, requests: int = 1, **settings: Any) -> list[Answer]:
 
 
 # --- connections
-
-
-def test_requests_that_follow_each_other_share_a_connection() -> None:
-    connections, server = counting(answering())
-
-    answers = send(server, requests=3)
-
-    assert [answer.status for answer in answers] == [200] * 3
-    assert len(connections) == 1
 
 
 def test_a_connection_that_has_waited_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,27 +64,6 @@ def test_requests_at_the_same_time_have_a_connection_each() -> None:
         return await asyncio.gather(*(transport.send(httpx.Request("POST", url)) for _ in range(2)))
 
     assert [answer.status for answer in over(together, at_once)] == [200, 200]
-
-
-def test_a_cancelled_send_does_no_harm_to_the_next() -> None:
-    hangs = asyncio.Event()
-
-    async def first_hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if hangs.is_set():
-            await answering()(reader, writer)
-        await whole_request(reader)
-        hangs.set()
-        await reader.read()
-
-    async def cancelled_once(transport: Transport, url: str) -> Answer:
-        sending = asyncio.ensure_future(transport.send(httpx.Request("POST", url)))
-        await hangs.wait()
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-        return await transport.send(httpx.Request("POST", url))
-
-    assert over(first_hangs, cancelled_once).status == 200
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -169,13 +139,6 @@ def test_the_trust_that_is_given_is_the_one_that_is_used() -> None:
 # --- proxies
 
 
-def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-
-    assert send(answering())[0].status == 200
-
-
 def test_the_proxy_that_is_asked_for_carries_the_request() -> None:
     seen: list[bytes] = []
 
@@ -190,40 +153,7 @@ def test_the_proxy_that_is_asked_for_carries_the_request() -> None:
     assert seen[0].startswith(b"POST http://crm.test/x HTTP/1.1")
 
 
-def test_a_proxy_that_opens_no_tunnel_means_that_nothing_was_sent() -> None:
-    seen: list[bytes] = []
-
-    async def scenario() -> None:
-        async with listening(answering(502, None, "Connection: close", seen=seen)) as proxy:
-            transport = Transport(timeout=SECOND, proxy=proxy)
-            request = httpx.Request("POST", "https://crm.test/x", headers={"Authorization": "secret"}, content=b"body")
-            with pytest.raises(NEVER_SENT):
-                await transport.send(request)
-            await transport.aclose()
-
-    asyncio.run(scenario())
-
-    assert seen[0].startswith(b"CONNECT crm.test:443")
-    assert b"secret" not in b"".join(seen)
-
-
 # --- time
-
-
-def test_all_of_a_send_has_one_deadline_however_busy_the_line() -> None:
-    """httpx's own timeout is for each read, and a byte now and then would keep it content."""
-
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await whole_request(reader)
-        await say_without_end(writer, b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause=0.01)
-
-    async def timed(transport: Transport, url: str) -> float:
-        started = asyncio.get_running_loop().time()
-        with pytest.raises(httpx.ReadTimeout):
-            await transport.send(httpx.Request("POST", url))
-        return asyncio.get_running_loop().time() - started
-
-    assert over(drip, timed, timeout=SECOND) < 30
 
 
 def test_a_deadline_within_the_body_leaves_the_status_and_what_had_come() -> None:
@@ -242,34 +172,7 @@ def test_a_deadline_within_the_body_leaves_the_status_and_what_had_come() -> Non
     assert set(answer.body) == set(b"x")
 
 
-def test_a_tls_handshake_that_never_ends_is_no_send() -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async def over_tls(transport: Transport, url: str) -> None:
-        with pytest.raises(httpx.ConnectTimeout):
-            await transport.send(httpx.Request("POST", url.replace("http", "https", 1)))
-
-    over(mute, over_tls, timeout=SECOND / 4)
-
-
 # --- the answer
-
-
-def test_a_body_is_read_up_to_its_bound_and_no_further() -> None:
-    taken: asyncio.Queue[int] = asyncio.Queue()
-
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await whole_request(reader)
-        await taken.put(await say_without_end(writer, b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536))
-
-    async def until_it_is_cut_off(transport: Transport, url: str) -> tuple[Answer, int]:
-        return await transport.send(httpx.Request("POST", url)), await taken.get()
-
-    answer, written = over(endless, until_it_is_cut_off, max_answer_bytes=100_000)
-
-    assert (answer.status, len(answer.body), answer.whole) == (200, 100_000, False)
-    assert written < 50_000_000  # what fits into the buffers between
 
 
 @pytest.mark.parametrize(("max_bytes", "whole"), [(4, True), (3, False)])
@@ -277,15 +180,6 @@ def test_a_body_as_long_as_the_bound_is_whole(max_bytes: int, whole: bool) -> No
     (answer,) = send(answering(200, None), max_answer_bytes=max_bytes)
 
     assert (answer.body, answer.whole) == (b"null"[:max_bytes], whole)
-
-
-def test_compression_is_not_asked_for_and_never_undone() -> None:
-    seen: list[bytes] = []
-
-    (answer,) = send(answering(200, "as it came", "Content-Encoding: gzip", seen=seen))
-
-    assert b"accept-encoding: identity\r\n" in seen[0].lower()
-    assert answer.body == b'"as it came"'
 
 
 def test_a_body_that_breaks_whatever_way_leaves_the_status() -> None:

@@ -134,13 +134,6 @@ def test_missing_tables_are_answered_with_the_command_that_makes_them(tmp_path: 
     )
 
 
-def test_another_prefix_is_another_outbox(database: Database) -> None:
-    status, text = refused("status", "--prefix", "other_", database=database)
-
-    assert status == 1
-    assert "'other_queue' does not exist" in text
-
-
 @pytest.mark.parametrize("name", ["status", "db check", "db partition"])
 def test_a_file_that_is_not_there_is_not_made_by_looking(tmp_path: Path, name: str) -> None:
     path = tmp_path / "typo.db"

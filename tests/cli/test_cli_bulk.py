@@ -257,19 +257,6 @@ def test_interrupted_in_a_pause_it_begins_no_further_batch(postgresql: Database,
     assert "interrupted: 3 not reached" in printed
 
 
-def test_killed_the_audit_log_counts_exactly_what_was_changed(postgresql: Database, ob: outbox.Outbox) -> None:
-    put(postgresql, ob, count=40)
-
-    process = slowly(postgresql, "--rate", "10")
-    wait_for(lambda: counted(postgresql) >= 10, "the first batch")
-    process.kill()
-    ended(process)
-
-    assert 0 < counted(postgresql) == events(postgresql) < 40
-    assert command("cancel", "--destination", "crm", *WHY, "--yes", database=postgresql).exit_code == 0
-    assert (counted(postgresql), events(postgresql)) == (40, 40)
-
-
 def test_a_lost_connection_says_what_is_certain(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=40)
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bulk' AND pid <> pg_backend_pid()"

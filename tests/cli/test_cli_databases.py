@@ -55,17 +55,6 @@ def test_an_entry_is_found_in_whichever_database_it_is(shards: Shards, ob: outbo
     assert (status, text.startswith("outbox: in none of 2 databases: no entry has the parent key")) == (3, True)
 
 
-def test_list_names_the_database_of_each_entry(shards: Shards, ob: outbox.Outbox) -> None:
-    path, east, west = shards
-    ids = {"east": put(east, ob, count=2), "west": put(west, ob, count=1)}
-
-    found = document("list", "--databases", path)["databases"]
-
-    assert {name: {each["id"] for each in one["entries"]} for name, one in found.items()} == {
-        name: {str(id) for id in each} for name, each in ids.items()
-    }
-
-
 def test_the_exit_code_is_that_of_the_worst_database(shards: Shards, ob: outbox.Outbox) -> None:
     path, _, west = shards
     assert command("status", "--exit-code", "--databases", path).exit_code == 0
@@ -124,19 +113,6 @@ def test_a_database_whose_driver_is_not_installed_hides_no_other(
     assert result.exit_code == 1
     assert "needs the driver 'psycopg2', which is not installed" in found["alien"]["error"]["message"]
     assert [each["name"] for each in found["west"]["destinations"]] == ["crm"]
-
-
-def test_destinations_are_shown_of_every_database(shards: Shards, ob: outbox.Outbox) -> None:
-    path, east, west = shards
-    put(east, ob)
-    put(west, ob, "mail.send")
-
-    found = document("destinations", "--databases", path)["databases"]
-
-    assert {name: [each["name"] for each in one["destinations"]] for name, one in found.items()} == {
-        "east": ["crm"],
-        "west": ["mail"],
-    }
 
 
 def test_one_database_can_be_asked_although_a_variable_names_all(shards: Shards, ob: outbox.Outbox) -> None:

@@ -18,11 +18,10 @@ from support.cli_runner import (
     succeeded,
 )
 from support.database import TABLES, Database
-from support.entries import HOUR, change, put_one, queue_row, run_once, settlement_row, state
+from support.entries import HOUR, put_one, queue_row, run_once, settlement_row, state
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.sql.clock import clock, clock_plus
 
 LOOKED = ("--reason", "seen in their log")
 
@@ -248,29 +247,6 @@ def test_what_is_not_there_is_not_found(database: Database, arguments: tuple[str
     assert (status, code) == (3, "not_found")
 
 
-def test_a_decision_that_the_state_does_not_allow_has_a_status_of_its_own(
-    database: Database, ob: outbox.Outbox
-) -> None:
-    waiting, uncertain, ended = put_one(database, ob), put_uncertain(database, ob), put_ended(database, ob)
-    sending = put_one(database, ob)
-    lease = {"state": "sending", "lease_token": UUID(int=1), "leased_at": clock(), "lease_until": clock_plus(HOUR)}
-    change(database, sending, **lease)
-
-    for id, arguments in [
-        (waiting, ("resolve", "--happened", *LOOKED)),
-        (waiting, ("release", *LOOKED)),
-        (uncertain, ("retry", *LOOKED)),
-        (uncertain, ("cancel", *LOOKED)),
-        (ended, ("cancel", *LOOKED)),
-        (sending, ("retry", *LOOKED)),
-    ]:
-        name, *options = arguments
-        status, code, text = error_of(name, str(id), *options, database=database)
-        assert (status, code) == (4, "wrong_state")
-        assert f"entry {id} is " in text
-        assert decisions(database, id) == []
-
-
 def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> None:
     id = put_ended(sqlite, ob)
 
@@ -278,28 +254,6 @@ def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> No
         4,
         f"outbox: entry {id} is delivered: it has ended, and that is final\n",
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--reason", " "), "must say why, and how you know; it is recorded"),
-        (("--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
-        ((*LOOKED, "--actor", ""), "must name the operator; it is recorded"),
-        ((*LOOKED, "--result", json.dumps("x" * 70_000)), "result"),
-    ],
-    ids=["no reason", "a long reason", "no name", "a large result"],
-)
-def test_what_could_not_be_kept_on_record_is_refused_by_the_library(
-    sqlite: Database, ob: outbox.Outbox, arguments: tuple[str, ...], says: str
-) -> None:
-    id = put_uncertain(sqlite, ob)
-
-    status, text = refused("resolve", str(id), "--happened", *arguments, database=sqlite)
-
-    assert status == 1
-    assert says in text
-    assert decisions(sqlite, id) == []
 
 
 # --- a terminal is asked

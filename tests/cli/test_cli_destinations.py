@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy.orm import Session
-from support.cli_runner import document, error_of, refused, set_row, succeeded
+from support.cli_runner import document, error_of, set_row, succeeded
 from support.dashboard import put_heartbeat
 from support.database import TABLES, Database
 from support.entries import HOUR, age, put, queue_row, run_once
@@ -86,14 +86,6 @@ def test_destinations_without_any_says_so(database: Database) -> None:
     assert succeeded("destinations", database=database) == "the queue is empty\n"
 
 
-def test_a_cooldown_that_is_over_is_not_shown(database: Database) -> None:
-    throttle(database, "crm", cooldown_until=clock_plus(-HOUR))
-
-    (crm,) = document("destinations", database=database)["destinations"]
-
-    assert crm["cooldown_until"] is None
-
-
 def test_pause_and_resume_are_on_record_with_who_and_why(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob)
 
@@ -144,22 +136,6 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
 
     assert (status, code) == (4, "wrong_state")
     assert text == "destination 'crm' is not paused or throttled: `outbox destinations` lists all"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("pause", "", "--reason", "x"), "has 0 bytes of UTF-8; 1 to 255 are allowed"),
-        (("pause", "x" * 256, "--reason", "x"), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
-        (("resume", "é" * 128, "--reason", "x"), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
-        (("pause", "crm", "--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
-    ],
-)
-def test_a_decision_that_cannot_be_kept_is_refused(database: Database, arguments: tuple[str, ...], text: str) -> None:
-    status, printed = refused(*arguments, "--actor", "ada", database=database)
-
-    assert status == 1
-    assert text in printed
 
 
 def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob: outbox.Outbox) -> None:

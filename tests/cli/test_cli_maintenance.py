@@ -4,10 +4,8 @@ import json
 import os
 import pty
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from click.testing import CliRunner, Result
 from support.database import Database
 from support.entries import put
@@ -142,22 +140,3 @@ def test_the_window_is_not_guessed(sqlite: Database) -> None:
 
     assert result.exit_code == 2
     assert "Missing option '--window'" in result.stderr
-
-
-def test_without_its_tables_it_names_the_command_that_makes_them(database: Database) -> None:
-    result = invoke(database, "--prefix", "other_")
-
-    assert result.exit_code == 1
-    assert "'other_queue' does not exist" in result.stderr
-    assert "run `outbox db upgrade`" in result.stderr
-
-
-def test_the_tables_may_be_in_a_schema(postgresql: Database) -> None:
-    with postgresql.engine.begin() as connection:
-        connection.execute(sa.schema.CreateSchema("pay"))
-        tables: Any = outbox.define_tables(sa.MetaData(), schema="pay", prefix="ob_")
-        tables.metadata.create_all(connection)
-
-    result = invoke(postgresql, "--schema", "pay", "--prefix", "ob_")
-
-    assert result.stdout == "deleted 0 records, 0 entries, 0 tombstones\n"

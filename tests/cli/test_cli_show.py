@@ -16,13 +16,12 @@ from support.cli_runner import (
     set_row,
     succeeded,
 )
-from support.database import CHARGE, TABLES, Database
+from support.database import TABLES, Database
 from support.entries import HOUR, age, change, put, put_one, run_once
 
 import outbox
 from dispatchers import CannotTell, Unknown
-from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.testing.stripe_service import running_stripe
+from dispatchers.adapters import MemoryAdapter
 from outbox.sql.clock import clock
 
 # --- show
@@ -187,21 +186,6 @@ def test_a_text_and_a_filter_together_are_refused(database: Database) -> None:
 
     assert status == 2
     assert "give either a TEXT to find, or options that select entries" in " ".join(text.split())
-
-
-def test_a_declined_card_shows_type_code_param_and_decline_code(database: Database, ob: outbox.Outbox) -> None:
-    card = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_chargeDeclinedInsufficientFunds"}
-    with running_stripe() as stripe:
-        adapters = {"stripe": StripeAdapter(api_key="sk_test_fake", base_url=stripe.url)}
-        id = put_one(database, ob, CHARGE, payload={**card, "confirm": True}, parent="order:1")
-        run_once(database, ob, adapters=adapters)
-
-    listed = succeeded("list", "--state", "failed", database=database)
-    shown = document("show", str(id), database=database)
-
-    assert "card_error: card_declined/insufficient_funds" in listed
-    kept = {name: shown["result"][name] for name in ("type", "code", "decline_code")}
-    assert kept == {"type": "card_error", "code": "card_declined", "decline_code": "insufficient_funds"}
 
 
 def test_an_entry_that_is_not_there_is_not_found(database: Database) -> None:
