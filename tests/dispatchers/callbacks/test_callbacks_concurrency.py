@@ -135,19 +135,6 @@ def test_run_once_ends_though_each_callback_enqueues_another(shop: Shop) -> None
     assert states(shop.database) == {"delivered": 3, "pending": 1}
 
 
-@pytest.mark.differs("portable", "a callback is called again after 40001")
-def test_one_dispatcher_works_in_one_event_loop_after_the_other(database: Database, ob: outbox.Outbox) -> None:
-    shop = Shop(database, ob, is_async=False)
-    shop.on_settled(shop.pay)
-    working = shop.dispatcher(adapters={"crm": MemoryAdapter()})
-
-    for _ in range(2):
-        put(database, ob, count=10)
-        assert asyncio.run(working.run_once()) == 10
-
-    assert len(shop.seen) == 20
-
-
 def test_what_was_cut_off_with_its_event_loop_settles_in_the_next(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=8)
     effects = Operations()

@@ -25,9 +25,9 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import KeyConflict, Operations, Rejected
+from dispatchers import Operations, Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.decide.decisions import cancel, resolve
+from dispatchers.admin.decide.decisions import cancel
 from dispatchers.callbacks import Calls, Settlement
 from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.app_code.callback_registry import forget
@@ -160,26 +160,6 @@ def test_nothing_settles_after_the_record_of_callbacks_has_changed(database: Dat
     asyncio.run(main())
 
 
-def test_an_uncertain_entry_waits_for_who_has_its_callback_as_well(newer: Shop) -> None:
-    id = put_one(newer.database, newer.ob)
-    newer.on("on_uncertain", "crm", lambda *_: None)
-    newer.run_once(adapters={"mail": MemoryAdapter()})
-    adapter = MemoryAdapter([KeyConflict("other")])
-
-    run_once(newer.database, newer.ob, adapters={"crm": adapter})
-    assert state(newer.database, id) == "uncertain"
-    assert newer.seen == []
-    newer.run_once(adapters={"crm": adapter})
-
-    assert newer.states == ["uncertain"]
-    with newer.database.engine.begin() as connection:
-        resolve(connection, TABLES, id, "happened", actor="ada", reason="seen in the list")
-    run_once(newer.database, newer.ob, adapters={"crm": adapter})
-    assert newer.states == ["uncertain"]
-    assert newer.run_once(adapters={"crm": adapter}) == 1
-    assert (newer.states, len(newer.database.orders)) == (["uncertain", "delivered"], 1)
-
-
 def test_an_operators_cancel_waits_for_a_process_that_has_the_callback(newer: Shop) -> None:
     id = put_one(newer.database, newer.ob)
     newer.run_once(adapters={"mail": MemoryAdapter()})
@@ -228,19 +208,6 @@ def test_a_callback_that_was_removed_permanently_is_forgotten(
     assert asyncio.run(older.run_once()) == 2
     assert {settlement_row(database, id).state for id in ids} == {"delivered"}
     assert len(adapter.deliveries) == 2
-
-
-def test_what_waits_for_a_callback_that_is_not_on_record_settles(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    shop = Shop(database, ob, is_async=False)
-    shop.on_settled(lambda *_: None, "crm")
-    shop.run_once(adapters={"mail": MemoryAdapter()})
-    run_once(database, ob, adapters={"crm": MemoryAdapter()})
-    database.execute(sa.delete(TABLES.callback))
-
-    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
-
-    assert state(database, id) == "delivered"
 
 
 def test_an_entry_of_a_group_keeps_its_place_while_its_callback_waits(newer: Shop) -> None:

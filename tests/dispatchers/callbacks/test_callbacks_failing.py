@@ -58,6 +58,10 @@ def test_the_outcome_is_kept_and_only_the_callback_is_repeated(shop: Shop) -> No
             known = kept(shop.database, id)
             assert (known.state, known.result, known.attempts) == ("delivered", {"id": str(id)}, 1)
             assert (shop.database.orders, len(shop.database.entries)) == ([], 1)
+            with shop.database.begin() as session:
+                (status,) = shop.ob.status(session, "invoice:42")
+            assert (status.state, status.reason) == ("retry", "delivered, but its callback raised ValueError")
+            assert reasons(shop.database, id) == ["delivered, but its callback raised ValueError"] * len(counts)
 
     assert counts == [1, 1, 1]
     assert len(adapter.deliveries) == 1
@@ -87,18 +91,6 @@ def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytes
         shop.run_once(adapters={"crm": MemoryAdapter()}, rng=Most())
 
     assert len(shop.seen) == 1
-
-
-def test_status_shows_a_callback_that_failed(shop: Shop) -> None:
-    put_one(shop.database, shop.ob, parent="invoice:42")
-    shop.on_settled(failing(shop, ValueError(CARD)))
-
-    shop.run_once(adapters={"crm": MemoryAdapter()})
-
-    with shop.database.begin() as session:
-        (status,) = shop.ob.status(session, "invoice:42")
-    assert (status.state, status.reason) == ("retry", "delivered, but its callback raised ValueError")
-    assert reasons(shop.database, status.id) == ["delivered, but its callback raised ValueError"]
 
 
 def raise_with_payload(session: Session, settlement: Settlement) -> None:

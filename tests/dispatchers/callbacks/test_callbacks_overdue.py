@@ -1,7 +1,6 @@
 """Callbacks whose transaction does not come to its end: they take too long, or the database ends it."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from support.callbacks import Shop
+from support.callbacks import Shop, warnings_in
 from support.database import TABLES, Database
 from support.entries import HOUR, age, put, put_one, queue_row, reasons, states
 
@@ -56,10 +55,6 @@ def open_transactions(database: Database) -> int:
     with database.engine.connect() as connection:
         count: int = connection.execute(open_elsewhere).scalar_one()
     return count
-
-
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
 @pytest.mark.parametrize("hang", [sleep_in_python, sleep_in_a_statement, ask_until_released])

@@ -43,14 +43,6 @@ class Effects:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_run_once_sends_what_is_due_for_the_last_of_them(database: Database, ob: outbox.Outbox, count: int) -> None:
-    effects = Effects(count)
-    put(database, ob, f"{effects.names[-1]}.do")
-
-    assert run_once(database, ob, include=[effects.operations]) == 1
-
-
-@pytest.mark.parametrize("count", COUNTS)
 def test_run_once_sends_a_backlog_of_all_of_them(database: Database, ob: outbox.Outbox, count: int) -> None:
     effects = Effects(count)
     for name in effects.names:
@@ -58,22 +50,6 @@ def test_run_once_sends_a_backlog_of_all_of_them(database: Database, ob: outbox.
 
     assert run_once(database, ob, include=[effects.operations]) == 5 * count
     assert effects.called == dict.fromkeys(effects.names, 5)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_a_running_dispatcher_sends_a_backlog_and_its_retries(
-    database: Database, ob: outbox.Outbox, count: int
-) -> None:
-    effects = Effects(count, refusals=1)
-    for name in effects.names[-2:]:
-        put(database, ob, f"{name}.do", count=3)
-
-    asyncio.run(
-        pumping(dispatcher(database, ob, include=[effects.operations]), lambda: states(database)["delivered"] == 6)
-    )
-
-    assert set(effects.sent.values()) == {2}
-    assert effects.called == dict.fromkeys(effects.names[-2:], 3)
 
 
 @pytest.mark.parametrize("count", COUNTS)

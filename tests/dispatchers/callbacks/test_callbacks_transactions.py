@@ -1,6 +1,5 @@
 """A callback writes in the dispatcher's transaction: if it ends that itself, or the commit fails, nothing of it is kept."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -8,15 +7,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.callbacks import Shop, failing, kept, warnings_in
+from support.callbacks import Shop, kept, warnings_in
 from support.database import Database, Order, colliding_order
-from support.entries import HOUR, age, claim_one, put_one, queue_row, states
+from support.entries import HOUR, age, put_one
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.callbacks import CallbackFailed, Calls, Settlement
-from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import Settle
+from dispatchers.callbacks import Settlement
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -141,42 +138,3 @@ def test_what_is_refused_only_at_the_commit_is_the_callbacks_failure(
     age(postgresql, HOUR)
     assert shop.run_once(adapters={"crm": adapter}) == 1
     assert (len(adapter.deliveries), len(postgresql.orders)) == (1, 1)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_database_away_during_the_callback_gets_its_effects_once(
-    postgresql: Database, ob: outbox.Outbox, is_async: bool
-) -> None:
-    put_one(postgresql, ob)
-    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
-
-    def cut(session: Session, settlement: Settlement) -> None:
-        shop.pay(session, settlement)
-        session.flush()
-        if len(shop.seen) == 1:
-            pid = session.scalar(sa.text("SELECT pg_backend_pid()"))
-            postgresql.execute(sa.text("SELECT pg_terminate_backend(:pid)").bindparams(pid=pid))
-
-    shop.on_settled(cut)
-    shop.run_once(adapters={"crm": adapter})
-    age(postgresql, HOUR)
-    shop.run_once(adapters={"crm": adapter})
-
-    assert len(adapter.deliveries) == len(postgresql.orders) == 1
-    assert states(postgresql) == {"delivered": 1, "pending": 1}
-
-
-def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    shop = Shop(database, ob, is_async=False)
-    store = DatabaseStore(database.engine, ob.configuration)
-    claimed = claim_one(store)
-
-    with pytest.raises(CallbackFailed) as raised:
-        asyncio.run(
-            store.settle_with(claimed, Settle("delivered", 1), Calls(failing(shop, ValueError("a bug"), times=9)))
-        )
-
-    assert repr(raised.value.__cause__) == "ValueError('a bug')"
-    assert queue_row(database, id).lease_token == claimed.lease_token
-    assert (database.orders, len(database.entries)) == ([], 1)

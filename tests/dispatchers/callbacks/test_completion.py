@@ -13,8 +13,6 @@ import outbox
 from dispatchers import Completed, Delivered, KeyConflict, Rejected, Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import resolve
-from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import Scan, delete_entries, tombstone_records
 
 pytestmark = [pytest.mark.as_app, pytest.mark.on_mariadb]
 
@@ -44,18 +42,6 @@ def test_the_last_entrys_settling_gives_the_request_its_final_response(checkout:
     status = checkout.status()
     assert status is not None
     assert (status.state, status.response, status.retry_after) == ("succeeded", answer, None)
-
-
-def test_a_request_waits_for_its_slowest_entry(checkout: Checkout) -> None:
-    checkout.on_completed()
-    checkout.accept(CHARGE, "mail.receipt")
-
-    assert checkout.run_once(adapters={"stripe": MemoryAdapter()}) == 1
-    assert (checkout.record.state, checkout.seen) == ("accepted", [])
-    assert checkout.accept().status == 202
-
-    assert checkout.run_once() == 1
-    assert checkout.record.state == "succeeded"
 
 
 @pytest.mark.parametrize("limit", [256 * 1024, 1000], ids=["equal settings", "other settings"])
@@ -134,23 +120,6 @@ def test_what_the_last_entrys_callback_enqueues_keeps_the_request_open(checkout:
 
     assert checkout.accept().json() == {CHARGE: "delivered", "mail.receipt": "delivered"}
     assert len(checkout.seen) == 1
-
-
-def test_entries_under_other_parents_are_waited_for(checkout: Checkout) -> None:
-    checkout.on_completed()
-    with (
-        checkout.database.begin() as session,
-        checkout.ob.idempotent(session, "k", scope="acct_1", content={}) as claim,
-    ):
-        checkout.ob.enqueue(session, CHARGE, {}, parent="invoice:42")
-        checkout.ob.enqueue(session, "mail.receipt", {})
-        claim.accept("checkout", headers={"Location": "/1"})
-
-    checkout.run_once(adapters={"mail": MemoryAdapter()})
-    assert checkout.record.state == "accepted"
-    checkout.run_once()
-
-    assert checkout.record.state == "succeeded"
 
 
 def test_what_the_completion_enqueues_is_of_the_request_but_not_waited_for(checkout: Checkout) -> None:
@@ -259,15 +228,6 @@ def test_a_completions_name_is_no_prefix(checkout: Checkout) -> None:
     assert checkout.record.state == "accepted"
 
 
-def test_an_async_completion_needs_an_async_engine(database: Database, ob: outbox.Outbox) -> None:
-    checkout = Checkout(database, ob, is_async=True)
-    checkout.on_completed()
-    checkout.is_async = False
-
-    with pytest.raises(outbox.ConfigurationError, match=r"the callback on_completed\('checkout'\) is async"):
-        checkout.dispatcher()
-
-
 # --- what it costs the others
 
 
@@ -286,19 +246,3 @@ def test_entries_of_requests_answered_at_once_settle_in_the_batch(database: Data
     assert not alone
     assert queue_row(database, first) is None
     assert queue_row(database, second) is None
-
-
-def test_an_accepted_request_is_never_deleted_by_retention(database: Database, ob: outbox.Outbox) -> None:
-    checkout = Checkout(database, ob)
-    checkout.accept()
-    checkout.run_once(include=[])
-    database.age_records(4000 * DAY)
-    scan = Scan(Retention(entries=timedelta(0), refuse=DAY), 100)
-
-    for step in (tombstone_records, delete_entries):
-        with database.dispatchers_engine.begin() as connection:
-            assert step(connection, TABLES, scan).deleted == 0
-
-    checkout.on_completed()
-    checkout.run_once()
-    assert checkout.record.state == "succeeded"

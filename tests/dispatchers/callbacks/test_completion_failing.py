@@ -1,6 +1,7 @@
 """A completion that fails: the request stays open, nothing is sent again, and the completion is tried again."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -23,9 +24,31 @@ def checkout(request: pytest.FixtureRequest, database: Database, ob: outbox.Outb
     return Checkout(database, ob, is_async=request.param == "async")
 
 
-@pytest.mark.parametrize("kind", ["raises", "does not answer", "answers with what is no JSON"])
+def raise_with_the_card(session: Session, completed: Completed) -> None:
+    raise ZeroDivisionError(CARD)
+
+
+def answer_twice(session: Session, completed: Completed) -> None:
+    completed.respond(201)
+    completed.respond(202)
+
+
+@pytest.mark.parametrize(
+    ("fail", "text"),
+    [
+        (raise_with_the_card, "ZeroDivisionError"),
+        (
+            lambda session, completed: None,
+            "NotAnswered: on_completed('checkout') has ended without completed.respond()",
+        ),
+        (lambda session, completed: completed.respond(201, {"what": object()}), ""),
+        (answer_twice, "respond after an answer: on_completed('checkout') has already responded"),
+        (lambda session, completed: session.commit(), "CallbackError: a callback must not commit"),
+    ],
+    ids=["raises", "does not answer", "answers with what is no JSON", "answers twice", "commits"],
+)
 def test_a_completion_that_fails_is_tried_again_and_nothing_is_sent_again(
-    checkout: Checkout, caplog: pytest.LogCaptureFixture, kind: str
+    checkout: Checkout, caplog: pytest.LogCaptureFixture, fail: Callable[[Session, Completed], None], text: str
 ) -> None:
     healthy = False
 
@@ -33,10 +56,8 @@ def test_a_completion_that_fails_is_tried_again_and_nothing_is_sent_again(
         session.add(Order(customer="ada", amount=2000))
         if healthy:
             completed.respond(201)
-        elif kind == "raises":
-            raise ZeroDivisionError(CARD)
-        elif kind == "answers with what is no JSON":
-            completed.respond(201, {"what": object()})
+        else:
+            fail(session, completed)
 
     checkout.on_completed(complete)
     checkout.accept()
@@ -47,6 +68,7 @@ def test_a_completion_that_fails_is_tried_again_and_nothing_is_sent_again(
     assert (row.state, checkout.record.state, checkout.customers) == ("retry", "accepted", [])
     assert "delivered, but its completion raised " in row.outcome
     assert f"entry {row.id} ({CHARGE}): its completion raised " in caplog.text
+    assert text in caplog.text
     assert CARD not in caplog.text
     healthy = True
     make_due(checkout.database)
@@ -78,29 +100,6 @@ def test_without_a_callback_a_refusal_at_the_commit_is_the_completions(
     assert said in caplog.text
 
 
-def test_a_completion_that_does_not_answer_says_so(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
-    checkout.on_completed(lambda session, completed: None)
-    checkout.accept()
-
-    checkout.run_once()
-
-    assert "NotAnswered: on_completed('checkout') has ended without completed.respond()" in caplog.text
-
-
-def test_a_completion_answers_once(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
-    def complete(session: Session, completed: Completed) -> None:
-        completed.respond(201)
-        completed.respond(202)
-
-    checkout.on_completed(complete)
-    checkout.accept()
-
-    checkout.run_once()
-
-    assert "respond after an answer: on_completed('checkout') has already responded" in caplog.text
-    assert checkout.record.state == "accepted"
-
-
 def test_a_failed_completion_undoes_the_callbacks_work_and_repeats_it(checkout: Checkout) -> None:
     failures = iter([True])
 
@@ -119,16 +118,6 @@ def test_a_failed_completion_undoes_the_callbacks_work_and_repeats_it(checkout: 
     checkout.run_once()
 
     assert checkout.customers == ["cb"]
-
-
-def test_a_completion_must_not_commit(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
-    checkout.on_completed(lambda session, completed: session.commit())
-    checkout.accept()
-
-    checkout.run_once()
-
-    assert "CallbackError: a callback must not commit" in caplog.text
-    assert checkout.record.state == "accepted"
 
 
 def test_a_failed_completion_without_a_settling_is_left_alone_for_a_while(

@@ -49,26 +49,35 @@ def checkout(database: Database, ob: outbox.Outbox) -> Checkout:
     return Checkout(database, ob)
 
 
-def two_last_entries(checkout: Checkout) -> list[ClaimedEntry]:
+def settle_two_last_entries(
+    checkout: Checkout, **engine: Any
+) -> tuple[list[DatabaseStore], list[ClaimedEntry], list[Any]]:
+    """Both at once: neither has committed when the other's callback runs, and each still sees the other's entry as open.
+
+    Returns the stores, what each has claimed, and what each has answered or raised.
+    """
+    both = threading.Barrier(2)
+    checkout.on_completed()
     checkout.accept(CHARGE, "mail.receipt")
-    store = DatabaseStore(checkout.database.engine, checkout.ob.configuration)
-    return claim(store, quota("stripe"), quota("mail"), completions=True)
+    database, configuration = checkout.database, checkout.ob.configuration
+    claimed = claim(DatabaseStore(database.engine, configuration), quota("stripe"), quota("mail"), completions=True)
+    stores = [
+        DatabaseStore(database.new_engine(**engine) if engine else database.engine, configuration) for _ in range(2)
+    ]
+
+    def both_have_settled(session: Session, settlement: Settlement) -> None:
+        both.wait(60)
+
+    calls = Calls(both_have_settled, checkout.effects.callbacks["on_completed", "checkout"])
+    return stores, claimed, settle_both_at_once(stores, claimed, calls)
 
 
 def test_of_two_last_entries_that_settle_at_once_one_completes_the_request(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     checkout = Checkout(postgresql, ob)
-    both = threading.Barrier(2)
-    checkout.on_completed()
-    completion = checkout.effects.callbacks["on_completed", "checkout"]
-    claimed = two_last_entries(checkout)
-    stores = [DatabaseStore(postgresql.engine, ob.configuration) for _ in range(2)]
 
-    def both_have_settled(session: Session, settlement: Settlement) -> None:
-        both.wait(60)  # neither has committed, and each still sees the other's entry as open
-
-    answers = settle_both_at_once(stores, claimed, Calls(both_have_settled, completion))
+    _, _, answers = settle_two_last_entries(checkout)
 
     assert answers == [True, True]
     assert (checkout.record.state, len(checkout.seen), checkout.customers) == ("succeeded", 1, ["retry-001"])
@@ -79,45 +88,16 @@ def test_under_a_stricter_isolation_one_of_the_two_must_try_again(
     postgresql: Database, ob: outbox.Outbox, isolation: Any
 ) -> None:
     checkout = Checkout(postgresql, ob)
-    both = threading.Barrier(2)
-    checkout.on_completed()
-    completion = checkout.effects.callbacks["on_completed", "checkout"]
-    claimed = two_last_entries(checkout)
-    stores = [DatabaseStore(postgresql.new_engine(isolation_level=isolation), ob.configuration) for _ in range(2)]
 
-    def both_have_settled(session: Session, settlement: Settlement) -> None:
-        both.wait(60)
-
-    answers = settle_both_at_once(stores, claimed, Calls(both_have_settled, completion))
+    stores, claimed, answers = settle_two_last_entries(checkout, isolation_level=isolation)
 
     (refused,) = (number for number, answer in enumerate(answers) if answer is not True)
     assert not isinstance(answers[refused], CallbackFailed)
     assert is_passing(answers[refused]), "the dispatcher tries it again"
     assert (checkout.record.state, checkout.seen) == ("accepted", [])
-    assert asyncio.run(stores[refused].settle_with(claimed[refused], Settle("delivered", 1), Calls(None, completion)))
+    calls = Calls(None, checkout.effects.callbacks["on_completed", "checkout"])
+    assert asyncio.run(stores[refused].settle_with(claimed[refused], Settle("delivered", 1), calls))
     assert (checkout.record.state, len(checkout.seen)) == ("succeeded", 1)
-
-
-@pytest.mark.parametrize("round_", range(5))
-def test_two_dispatchers_on_the_last_entries_leave_one_response(checkout: Checkout, round_: int) -> None:
-    checkout.on_completed()
-    operations = [f"crm.part{number}" for number in range(8)]
-    checkout.accept(*operations)
-    ready = threading.Barrier(2)
-
-    def work() -> None:
-        ready.wait(60)
-        checkout.run_once(target=checkout.database.new_engine(), concurrency=4)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    checkout.run_once()
-
-    assert (checkout.record.state, len(checkout.customers)) == ("succeeded", 1)
-    assert checkout.accept().json() == dict.fromkeys(sorted(operations), "delivered")
 
 
 def test_a_completion_is_done_once_by_two_that_find_it_at_once(postgresql: Database, ob: outbox.Outbox) -> None:
