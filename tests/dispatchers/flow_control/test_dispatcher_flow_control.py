@@ -11,7 +11,6 @@ from support.entries import (
     HOUR,
     Blocking,
     WrappedStore,
-    age,
     dispatcher,
     pumping,
     put,
@@ -201,23 +200,6 @@ def test_run_once_raises_the_databases_error_and_the_next_call_settles(database:
     assert asyncio.run(working.run_once()) == 3
     assert states(database) == {"delivered": 3}
     assert len(adapter.deliveries) == 3
-
-
-@pytest.mark.usefixtures("one_group")
-def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    adapter = MemoryAdapter()
-    store = WrappedStore(DatabaseStore(database.engine, ob.configuration), "after")
-    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
-
-    with pytest.raises(sa.exc.OperationalError):
-        asyncio.run(working.run_once())
-    assert asyncio.run(working.run_once()) == 0
-    assert adapter.deliveries == []
-    age(database, HOUR)
-
-    assert asyncio.run(working.run_once()) == 1
-    assert settlement_row(database, id).attempts == 2
 
 
 def test_a_database_error_is_logged_without_what_was_to_be_stored(

@@ -35,7 +35,7 @@ from dispatchers.flow_control import fair_share
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_postgresql, claims_rows
 from dispatchers.store.queue import fair_share as store_fair_share
-from dispatchers.transitions import Retry, Settle
+from dispatchers.transitions import Settle
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb
@@ -86,27 +86,7 @@ def test_only_a_fair_destinations_entries_have_their_scope_in_the_queue(database
     }
 
 
-def test_an_entry_of_a_fair_destination_is_cancelled_as_any_other(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob, parent=outbox.ParentKey("order:1", scope="ada"))
-
-    with database.begin() as session:
-        assert ob.cancel(session, id)
-
-    assert database.queue == []
-
-
 # --- who gets how much
-
-
-def test_a_tenant_with_three_entries_waits_for_none_with_a_thousand(bench: Bench) -> None:
-    bench.flood("big", 1000)
-    small = [bench.put("small") for _ in range(3)]
-
-    claimed = claim(bench.store, quota(permits=50))
-
-    assert bench.counted(claimed) == {"big": 47, "small": 3}
-    assert {entry.id for entry in claimed} >= set(small)
-    assert bench.claim(50) == {"big": 50}
 
 
 def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -135,19 +115,6 @@ def test_big_scopes_share_what_small_ones_leave_and_each_sends_its_oldest(bench:
 
     assert bench.counted(claimed) == {"big": 10, "other": 10, "small": 1}
     assert {entry.id for entry in claimed if bench.of[entry.id] == "big"} == set(big[-10:])
-
-
-def test_of_more_tenants_than_permits_each_has_its_turn_in_time(bench: Bench) -> None:
-    bench.flood("big", 100)
-    for number in range(20):
-        bench.flood(f"tenant {number:02}", 2)
-
-    first = Counter[str]()
-    for _ in range(3):  # 21 scopes, 8 at a time
-        first += bench.claim(8)
-
-    assert len(first) == 21
-    assert max(first.values()) <= 2
 
 
 def test_one_permit_at_a_time_goes_round(bench: Bench) -> None:
@@ -224,20 +191,6 @@ def test_an_expired_lease_goes_over_in_its_scopes_turn_and_leaves_doubt(bench: B
 
     assert bench.counted(list(claimed.values())) == {"big": 9, "small": 1}
     assert (claimed[small].deliveries, claimed[small].attempts, claimed[small].maybe_sent) == (2, 1, True)
-
-
-def test_an_entry_that_must_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
-    small = bench.put("small")
-    (entry,) = claim(bench.store, quota(permits=1))
-    bench.flood("big", 100)
-    settle(bench.store, (entry, Retry(HOUR, "slow", 1, True, entry.leased_at)))
-
-    assert bench.claim(10) == {"big": 10}
-    age(bench.database, 2 * HOUR)
-    claimed = claim(bench.store, quota(permits=10))
-
-    assert bench.counted(claimed) == {"big": 9, "small": 1}
-    assert [entry.attempts for entry in claimed if entry.id == small] == [1]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """A fleet's flow control: its concurrency, rate, breaker, cooldown and pause hold over all of its databases."""
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ from support.entries import HOUR, put, states, until_true
 from support.fleet import TICK, Slow, delivered, fleet, run_until, urls
 
 import outbox
-from dispatchers import Breaker, Deferred, Delivered, Delivery, Limits, Outcome, Unknown
+from dispatchers import Breaker, Deferred, Delivery, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
 from dispatchers.process.fleet_work import FleetWork
@@ -56,32 +54,6 @@ def test_a_long_queue_leaves_the_other_databases_their_share(
     run_until(fleet(urls(databases), ob, service, **limits), delivered(databases[1:], 20))
 
     assert states(databases[0])["delivered"] < 150  # of 300; an equal share is 20, and claims ahead come to it
-
-
-def test_a_database_that_is_alone_with_entries_gets_all_permits(databases: list[Database], ob: outbox.Outbox) -> None:
-    put(databases[1], ob, count=30)
-    service = Slow(0.05)
-
-    run_until(fleet(urls(databases), ob, service, concurrency=6), delivered(databases[1:2], 30))
-
-    assert service.most == 6
-
-
-def test_the_rate_holds_over_all_databases(databases: list[Database], ob: outbox.Outbox) -> None:
-    for each in databases:
-        put(each, ob, count=10)
-    service, sent = MemoryAdapter(), list[float]()
-
-    async def send(delivery: Delivery) -> Outcome:
-        sent.append(asyncio.get_running_loop().time())
-        return Delivered()
-
-    service.send = send  # type: ignore[method-assign]
-    began = time.monotonic()  # the event loop's clock
-    run_until(fleet(urls(databases), ob, service, limits={"crm": Limits(rate=50, burst=5)}), delivered(databases, 10))
-
-    for number, at in enumerate(sent, 1):  # from the beginning: a busy machine makes each of them only later
-        assert at - began >= (number - 5) / 50 * 0.99
 
 
 def until_all_have_asked_again(databases: list[Database], ob: outbox.Outbox, mail: MemoryAdapter) -> Callable[[], bool]:

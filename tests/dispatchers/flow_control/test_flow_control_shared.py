@@ -7,10 +7,11 @@ import asyncio
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from threading import Barrier
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -22,11 +23,9 @@ from support.entries import (
     dispatcher,
     pumping,
     put,
-    put_one,
     quota,
     run_once,
     states,
-    until_true,
 )
 from support.flow_control import (
     DAY,
@@ -44,10 +43,9 @@ from support.flow_control import (
 from support.late_answers import begun_and_held
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Limits, Outcome, Unknown
+from dispatchers import Breaker, Deferred, Delivered, Limits, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
-from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
 
 pytestmark = pytest.mark.on_mariadb
@@ -97,27 +95,6 @@ def test_quiet_without_a_time_is_short_and_counts_as_a_failure(database: Databas
     assert row.cooldown_until <= row.changed_at + timedelta(seconds=1)
 
 
-def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database: Database, ob: outbox.Outbox) -> None:
-    crm, mail = Crm(Delivered()), MemoryAdapter()
-    quiet = {"crm": News(cooldown=HOUR)}
-
-    async def main() -> None:
-        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
-        pump = asyncio.create_task(pumping(working, lambda: len(mail.deliveries) == 2))
-        put(database, ob)
-        await until_true(lambda: len(crm.deliveries) == 1)
-        other = DatabaseStore(database.new_engine(), ob.configuration)
-        await other.exchange([], claim_request(quota("nobody"), flow_update=news(quiet)))
-        put(database, ob)
-        put(database, ob, "mail.send", count=2)  # after it
-        await pump
-
-    asyncio.run(main())
-
-    assert len(crm.deliveries) == 1
-    assert len(untouched(database)) == 1
-
-
 # --- the rate
 
 
@@ -134,9 +111,24 @@ def test_all_dispatchers_together_keep_to_a_rate(database: Database, ob: outbox.
     assert crm_row(database).rate_per_second == 0.001
 
 
-def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
-    flow_update = news({}, decided=frozenset({"crm"}), limits={"crm": Limits(rate=0.001, burst=7)})
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    ("limits", "claimed"),
+    [
+        (Limits(rate=0.001, burst=7), 7),
+        (Limits(total_concurrency=7), 7),
+        (Limits(breaker=Breaker(failures=3, wait=HOUR, max_wait=DAY)), 1),
+    ],
+    ids=["rate", "permits", "probe"],
+)
+def test_dispatchers_that_claim_at_once_keep_to_a_limit_too(
+    database: Database, ob: outbox.Outbox, limits: Limits, claimed: int
+) -> None:
+    flow_update = news({}, decided=frozenset({"crm"}), limits={"crm": limits})
     put(database, ob, count=30)
+    if limits.rate is None and limits.total_concurrency is None:
+        work(database, ob, Crm(Unknown("HTTP 500")), limits={"crm": replace(limits, concurrency=1)})
+        age(database, 2 * HOUR)
     stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(4)]
     barrier = Barrier(len(stores))
 
@@ -147,9 +139,9 @@ def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: ou
         return sum(len(asyncio.run(store.exchange([], request)).claimed) for request in requests)
 
     with ThreadPoolExecutor(len(stores)) as threads:
-        claimed = list(threads.map(claim_until_none, stores))
+        counts = list(threads.map(claim_until_none, stores))
 
-    assert sum(claimed) == 7
+    assert sum(counts) == claimed
 
 
 def test_a_dispatcher_resumes_when_its_rate_allows_without_its_poll(database: Database, ob: outbox.Outbox) -> None:
@@ -211,41 +203,6 @@ def test_a_process_stopped_with_a_destinations_row_locked_stops_no_other(
         assert len(crm.deliveries) == 3
 
     assert crm_row(postgresql).breaker_failures == 0
-
-
-def test_news_that_could_not_be_reported_are_reported_later(postgresql: Database, ob: outbox.Outbox) -> None:
-    put(postgresql, ob, count=3)
-    decide(postgresql, pause)
-    decide(postgresql, resume)
-    crm = Crm(Deferred("refused", after=HOUR))  # so that nothing more goes wrong meanwhile
-
-    async def main() -> None:
-        working = dispatcher(postgresql.new_engine(), ob, adapters={"crm": crm})
-        with postgresql.engine.connect() as other:
-            other.execute(sa.select(TABLES.destination).with_for_update())
-            await working.run_once()
-        await pumping(working, lambda: crm_row(postgresql).breaker_failures >= 3)
-        await working.close()
-
-    asyncio.run(main())
-
-
-def test_a_small_tenants_own_destination_is_served_beside_anothers_backlog(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
-    put(postgresql, ob, count=1000, destination="crm:big")
-    small = put_one(postgresql, ob, destination="crm:small")
-    order: list[UUID] = []
-
-    class Noting(MemoryAdapter):
-        async def send(self, delivery: Delivery) -> Outcome:
-            order.append(delivery.id)
-            return Delivered()
-
-    run_once(postgresql, ob, adapters={"crm": Noting()})
-
-    assert len(order) == 1001
-    assert order.index(small) < 200  # two groups with half of the big one's permits each, twice
 
 
 # --- what is reported of it

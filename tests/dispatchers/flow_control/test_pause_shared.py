@@ -9,7 +9,7 @@ import asyncio
 import pytest
 from support.database import Database
 from support.entries import HOUR, age, dispatcher, pumping, put, put_one, queue_row, run_once, state, until_true
-from support.flow_control import DAY, FRAGILE, MINUTE, Crm, crm_row, decide, untouched, work
+from support.flow_control import DAY, FRAGILE, MINUTE, Crm, crm_row, decide, work
 from support.lookups import awaiting_lookup
 
 import outbox
@@ -22,21 +22,6 @@ from dispatchers.store.protocol import Survey
 from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb
-
-
-def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=3)
-    put(database, ob, "mail.send")
-    crm, mail = Crm(Delivered()), MemoryAdapter()
-    decide(database, pause, reason="they asked us to")
-
-    for _ in range(2):
-        run_once(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
-
-    assert (len(crm.deliveries), len(mail.deliveries)) == (0, 1)
-    assert len(untouched(database)) == 3
-    decide(database, resume)
-    assert work(database, ob, crm) == 3
 
 
 def test_running_dispatchers_obey_a_pause_and_its_end(database: Database, ob: outbox.Outbox) -> None:

@@ -4,9 +4,7 @@ Each dispatcher here has connections of its own, as a process would.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
+from dispatchers import Delivery, Limits, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
 from dispatchers.flow_control.state import PERMITS_WAIT, FlowUpdate, News, Taken, on_record
@@ -100,24 +98,6 @@ def test_dispatchers_together_use_all_of_their_limit_and_no_more(database: Datab
 
     assert crm.most == 3
     assert taken_of(database) == ()
-
-
-def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
-    put(database, ob, count=30)
-    stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(4)]
-    barrier = Barrier(len(stores))
-
-    def claim_until_none(store: DatabaseStore) -> int:
-        asyncio.run(store.survey())  # connected, so that all come at the same time
-        barrier.wait()
-        limits = {"crm": Limits(total_concurrency=7)}
-        return sum(len(claim_permits(store, permits=4, limits=limits).claimed) for _ in range(6))
-
-    with ThreadPoolExecutor(len(stores)) as threads:
-        found = list(threads.map(claim_until_none, stores))
-
-    assert sum(found) == 7
-    assert sum(each.permits for each in taken_of(database)) == 7
 
 
 def test_who_finds_no_permit_gets_a_dead_dispatchers_when_its_lease_ends(database: Database, ob: outbox.Outbox) -> None:
@@ -198,17 +178,6 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_and_asks_seldom(
     assert passed[0] > 2 * PERMITS_WAIT.total_seconds()
 
 
-def test_what_settles_with_a_callback_frees_its_permit_before_the_end(database: Database, ob: outbox.Outbox) -> None:
-    effects = Operations()
-    effects.on_settled("crm")(lambda session, settlement: None)
-    put(database, ob, count=5)
-    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, include=[effects], limits=THREE_OF_CRM)
-
-    asyncio.run(pumping(working, lambda: states(database) == {"delivered": 5}))
-
-    assert taken_of(database) == ()
-
-
 @pytest.mark.parametrize("drains", [False, True], ids=["run_once", "a drain"])
 def test_permits_that_cannot_be_freed_at_once_are_freed_a_moment_later(
     postgresql: Database, ob: outbox.Outbox, drains: bool
@@ -254,38 +223,6 @@ def test_a_process_that_locks_a_destinations_row_lets_the_others_end(
     stopped.close()
 
     assert [each.permits for each in taken_of(postgresql)] == [1]  # until its lease ends
-
-
-def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(total_concurrency=1, breaker=Breaker(failures=3, wait=HOUR, max_wait=HOUR))}
-    put(database, ob, count=10)
-    crm = MemoryAdapter([Unknown("HTTP 500")] * 3)
-
-    assert work(database, ob, crm, limits=limits) == 3
-    assert taken_of(database) == ()
-    assert work(database, ob, crm, limits=limits) == 0
-    with database.engine.begin() as connection:
-        pause(connection, TABLES, "crm", actor="ada", reason="asked")
-    age(database, 2 * HOUR)
-    assert work(database, ob, crm, limits=limits) == 0
-    with database.engine.begin() as connection:
-        resume(connection, TABLES, "crm", actor="ada", reason="asked")
-    assert work(database, ob, crm, limits={"crm": Limits(total_concurrency=3, rate=0.001, burst=4)}) == 4
-    assert work(database, ob, crm, limits={"crm": Limits(total_concurrency=3)}) == 6
-
-    assert states(database) == {"delivered": 10}
-
-
-def test_a_successful_probe_frees_its_permit_and_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
-    limits = {"crm": Limits(total_concurrency=1, breaker=Breaker(failures=1, wait=HOUR, max_wait=HOUR))}
-    put(database, ob, count=6)
-    crm = MemoryAdapter([Unknown("HTTP 500")])
-    assert work(database, ob, crm, limits=limits) == 1
-    age(database, 2 * HOUR)
-
-    assert work(database, ob, crm, limits=limits) == 6
-
-    assert states(database) == {"delivered": 6}
 
 
 def test_a_resumption_frees_no_permit_of_what_is_being_sent(database: Database, ob: outbox.Outbox) -> None:

@@ -42,32 +42,6 @@ def test_what_one_claim_takes_no_other_gets_until_its_sends_have_ended() -> None
     assert [each.token for each in state.permits_taken] == [SECOND_ONE]
 
 
-def test_permits_without_news_are_free_when_their_lease_ends_not_sooner() -> None:
-    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
-
-    assert admitted(state, THREE, NOW + LEASE - SECOND, 50) == 0
-    assert admitted(state, THREE, NOW + LEASE, 50) == 3
-
-
-def test_what_has_come_free_leaves_no_trace() -> None:
-    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
-
-    later = claimed(state, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
-
-    assert [each.token for each in later.permits_taken] == [SECOND_ONE]
-    assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).permits_taken == ()
-
-
-def test_news_of_a_claims_end_reported_twice_or_late_change_nothing() -> None:
-    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
-    one_left = heard(state, News(left={FIRST: 1}), THREE, NOW)
-
-    assert heard(one_left, News(left={FIRST: 1}), THREE, NOW) == one_left
-    assert heard(one_left, News(left={FIRST: 2}), THREE, NOW) == one_left
-    none_left = heard(one_left, News(left={FIRST: 0}), THREE, NOW)
-    assert heard(none_left, News(left={FIRST: 1}), THREE, NOW) == none_left
-
-
 def test_of_news_reported_together_what_is_left_last_counts() -> None:
     reported = News(left={FIRST: 2, SECOND_ONE: 1}).then(News(left={FIRST: 1}))
 
