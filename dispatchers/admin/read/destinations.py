@@ -13,7 +13,12 @@ from dispatchers.admin.read.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.queue.throttling import is_throttled
 from dispatchers.store.records.heartbeats import read_dispatchers
-from dispatchers.store.records.queries import destination_names, is_claimable, of_each_destination, read_lags
+from dispatchers.store.records.queries import (
+    found_destinations,
+    is_claimable,
+    of_each_destination,
+    read_lags,
+)
 from outbox.sql.clock import clock, database_now
 from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
@@ -161,8 +166,7 @@ def _is_throttled(state: DestinationState) -> bool:
 def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[str, Count]:
     """Count the due entries of each destination with unsettled ones: at most `MAX_COUNTED`, fewer with many destinations."""
     read_by_index(connection)
-    names = destination_names(tables)
-    found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
+    found = found_destinations(connection, tables)
     most = max(min(COUNTED_IN_ALL // max(len(found), 1), MAX_COUNTED), COUNTED_OF_ONE_MIN)
 
     def counting(name: Any, names: CTE) -> ScalarSelect[int]:

@@ -4,17 +4,18 @@ Every function takes a Connection and reads with it, in its current transaction.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
+from sqlalchemy import CTE, ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
 
 from dispatchers.admin.read.dispatchers import Difference, differences, is_served, live
 from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.records.queries import RELEASED_WITHIN, destination_names, unreadable
+from dispatchers.store.records.queries import RELEASED_WITHIN, found_destinations, rows_of_each, unreadable
 from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
 from outbox.sql.clock import database_now
 from outbox.sql.ordering import is_blocked
@@ -27,10 +28,12 @@ MAX_OVERDUE_LEASES = 100
 MAX_UNSERVED = 1000
 """How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
 MAX_MARKED_READ = 1000
-"""How many due entries at each end of a destination's queue are searched for those."""
+"""How many due entries at each end of a destination's queue are searched for those; with many destinations fewer."""
+MARKED_READ_IN_ALL = 20_000
+MARKED_READ_MIN = 10
 MAX_UNSERVED_OPERATIONS = 10
-MAX_UNREGISTERED_DESTINATIONS = 20
-"""For how many destinations, the longest waiting first, the operations are compared with what the dispatchers serve."""
+MAX_COUNTED_DESTINATIONS = 20
+"""For how many destinations, those with most such entries or the longest waiting first, the operations are counted."""
 
 LONG_OVER = timedelta(minutes=1)
 """After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
@@ -198,21 +201,27 @@ def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list
     """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
     if unreadable(connection, [tables.queue.c.outcome]):
         return None
-    marked = _marked(connection, tables, now)
+    marked = {row.id: row for row in _marked(connection, tables, now)}
     kinds = _kinds(connection, tables, marked)
     reasons = {(marked[id].destination, *kind): _reason(marked[id].outcome) for id, kind in kinds.items()}
-    waiting: Counter[tuple[Any, ...]] = Counter()
-    full = set()
-    for destination in {destination for destination, *_ in reasons}:
+    waiting = Counter((marked[id].destination, *kind) for id, kind in kinds.items())
+    counted = _most_common(destination for destination, *_ in waiting.elements())
+    whole = set()
+    for destination in counted:
         first = _first_due(connection, tables, destination, now)
-        waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
-        full |= {destination} if len(first) == MAX_UNSERVED else set()
-    waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
+        waiting |= Counter((destination, *kind) for kind in _kinds(connection, tables, first).values())
+        whole |= {destination} if len(first) < MAX_UNSERVED else set()
     operations = [
-        Unserved(destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] in full, reason=reason)
+        Unserved(
+            destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] not in whole, reason=reason
+        )
         for kind, reason in reasons.items()
     ]
     return sorted(operations, key=lambda one: (-one.entries, one.operation))[:MAX_UNSERVED_OPERATIONS]
+
+
+def _most_common(destinations: Iterable[str]) -> list[str]:
+    return [name for name, _ in Counter(sorted(destinations)).most_common(MAX_COUNTED_DESTINATIONS)]
 
 
 def _reason(outcome: str) -> str:
@@ -237,7 +246,7 @@ def read_unregistered(
         return []
     waiting = sorted((name for name, lag in lags.items() if lag > LONG_OVER), key=lambda name: -lags[name])
     found = []
-    for destination in waiting[:MAX_UNREGISTERED_DESTINATIONS]:
+    for destination in waiting[:MAX_COUNTED_DESTINATIONS]:
         first = _first_waiting(connection, tables, destination, now)
         counts = Counter(operation for operation, *_ in _kinds(connection, tables, first).values())
         found += [
@@ -267,31 +276,40 @@ def _first_waiting(connection: Connection, tables: Tables, destination: str, now
     return connection.execute(waiting.order_by(queue.c.due_at).limit(MAX_UNSERVED)).scalars().all()
 
 
-def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
+class _Marked(NamedTuple):
+    destination: str
+    id: UUID
+    outcome: str
+
+
+def _marked(connection: Connection, tables: Tables, now: datetime) -> list[_Marked]:
     """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while.
 
     Of each destination the first due ones and the last are read, by the index: a released entry is due again within seconds, and
     while a backlog waits it comes after all of it.
     """
     read_by_index(connection)
-    names = connection.execute(select(destination_names(tables).c.name)).scalars()
-    found: dict[UUID, Any] = {}
-    for name in names:
-        if name is not None and len(found) < MAX_UNSERVED:
-            for row in connection.execute(_marked_of(tables.queue, name, now)):
-                found[row.id] = row
-    return found
+    found = found_destinations(connection, tables)
+    of_each = max(1, len(found))
+    read = max(min(MARKED_READ_IN_ALL // of_each, MAX_MARKED_READ), MARKED_READ_MIN)
+    taken = max(MAX_UNSERVED // of_each, 1)
+    asked = partial(_marked_of, tables.queue, now, read, taken)
+    return [_Marked._make(row) for row in rows_of_each(connection, tables, found, asked)]
 
 
-def _marked_of(queue: Table, destination: str, now: datetime) -> Select[Any]:
-    names = ("id", "destination", "outcome", "waiting_since", "due_at", "lease_token", "suspended_reason")
-    columns = [queue.c[name] for name in names]
-    due = select(*columns).where(queue.c.destination == destination, queue.c.due_at <= now + RELEASED_WITHIN)
-    ends = [due.order_by(order).limit(MAX_MARKED_READ).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
+def _marked_of(
+    queue: Table, now: datetime, read: int, taken: int, destination: Any, names: CTE
+) -> Select[*tuple[Any, ...]]:
+    read_of_each = ("id", "outcome", "waiting_since", "due_at", "lease_token", "suspended_reason")
+    due = select(*(queue.c[name] for name in read_of_each)).where(
+        queue.c.destination == destination, queue.c.due_at <= now + RELEASED_WITHIN
+    )
+    due = due.correlate(names)
+    ends = [due.order_by(order).limit(read).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
     either = union(*map(select, ends)).subquery()
     since = func.coalesce(either.c.waiting_since, either.c.due_at)
     marked = either.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
-    return select(either).where(marked, _is_free(either))
+    return select(either.c.id, either.c.outcome).where(marked, _is_free(either)).limit(taken)
 
 
 def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Select, func, select, true
+from sqlalchemy import CTE, Connection, Select, func, select
 
-from dispatchers.store.records.queries import destination_names
-from outbox.sql.dialect import dialect_of
+from dispatchers.store.records.queries import found_destinations, rows_of_each
 from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 
@@ -29,8 +29,7 @@ class Gauge:
 def read_gauges(connection: Connection, tables: Tables, max_rows: int = MAX_ROWS) -> dict[str, Gauge]:
     """The gauge of each destination with unsettled entries. Reads at most `max_rows` rows of the queue, by an index."""
     read_by_index(connection)
-    names = destination_names(tables)
-    found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
+    found = found_destinations(connection, tables)
     if not found:
         return {}
     most = max(min(max_rows // len(found), MAX_ROWS_OF_ONE), ROWS_OF_ONE_MIN)
@@ -46,21 +45,13 @@ def count_blocked_groups(connection: Connection, tables: Tables) -> int:
     return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
 
-def _counted(connection: Connection, tables: Tables, found: Sequence[str], most: int) -> list[tuple[str, str, int]]:
+def _counted(connection: Connection, tables: Tables, found: Sequence[str], most: int) -> list[tuple[Any, ...]]:
+    """Destination, state, and how many of its entries are in it."""
     queue = tables.queue
 
-    def last_of(name: object) -> Select[str]:
-        return select(queue.c.state).where(queue.c.destination == name).order_by(queue.c.due_at.desc()).limit(most)
+    def counting(name: Any, names: CTE) -> Select[*tuple[Any, ...]]:
+        last = select(queue.c.state).where(queue.c.destination == name).order_by(queue.c.due_at.desc()).limit(most)
+        each = last.correlate(names).subquery("last")
+        return select(each.c.state, func.count()).group_by(each.c.state)
 
-    if not dialect_of(connection).has_lateral:
-        counted: list[tuple[str, str, int]] = []
-        for name in found:
-            last = last_of(name).subquery()
-            rows = connection.execute(select(last.c.state, func.count()).group_by(last.c.state))
-            counted += [(name, state, count) for state, count in rows]
-        return counted
-    names = destination_names(tables)
-    each = last_of(names.c.name).correlate(names).lateral("each")
-    grouped = select(names.c.name, each.c.state, func.count()).select_from(names.join(each, true()))
-    rows = connection.execute(grouped.group_by(names.c.name, each.c.state))
-    return [(name, state, count) for name, state, count in rows]
+    return rows_of_each(connection, tables, found, counting)

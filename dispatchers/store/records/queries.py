@@ -11,10 +11,13 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     ScalarSelect,
+    Select,
+    bindparam,
     func,
     literal,
     or_,
     select,
+    true,
     tuple_,
     update,
 )
@@ -58,8 +61,14 @@ def ordering_keys(tables: Tables, after: str | None, max_keys: int) -> CTE:
     return keys.union_all(select(following, keys.c.number + 1).where(keys.c.key.is_not(None), keys.c.number < max_keys))
 
 
+def found_destinations(connection: Connection, tables: Tables) -> Sequence[str]:
+    """The names of the destinations with unsettled entries, in their order."""
+    name = destination_names(tables).c.name
+    return connection.execute(select(name).where(name.is_not(None))).scalars().all()
+
+
 Value = Callable[[Any, CTE], ScalarSelect[Any]]
-"""A subquery for a name, which is a text, or the column of a CTE, whose rows it then refers to."""
+"""A subquery for a name, which is a parameter, or the column of a CTE, whose rows it then refers to."""
 
 
 def of_each_destination(connection: Connection, tables: Tables, value: Value) -> list[Any]:
@@ -77,8 +86,27 @@ def of_each(connection: Connection, name: ColumnElement[Any], names: CTE, *value
         asked = select(name, *(value(name, names) for value in values)).where(name.is_not(None))
         return list(connection.execute(asked))
     found = connection.execute(select(name).where(name.is_not(None))).scalars().all()
-    one = [select(literal(each), *(value(each, names) for value in values)) for each in found]
-    return [connection.execute(asked).one() for asked in one]
+    given = bindparam("name", type_=name.type)
+    asked = select(given, *(value(given, names) for value in values))
+    return [connection.execute(asked, {"name": each}).one() for each in found]
+
+
+Rows = Callable[[Any, CTE], Select[*tuple[Any, ...]]]
+"""A query with a limit for a name, as of `Value`."""
+
+
+def rows_of_each(connection: Connection, tables: Tables, found: Sequence[str], rows: Rows) -> list[tuple[Any, ...]]:
+    """Each destination's name, with each row of its query.
+
+    found: the names of all destinations. One statement, but on a database without LATERAL one for each of them.
+    """
+    names = destination_names(tables)
+    name = names.c.name
+    if dialect_of(connection).has_lateral:
+        each: Any = rows(name, names).lateral("each")
+        return [tuple(row) for row in connection.execute(select(name, *each.c).select_from(names.join(each, true())))]
+    asked = rows(bindparam("name", type_=name.type), names)
+    return [(one, *row) for one in found for row in connection.execute(asked, {"name": one})]
 
 
 def known_destinations(connection: Connection, tables: Tables) -> list[str]:
