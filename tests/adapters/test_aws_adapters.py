@@ -3,24 +3,22 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from support import faulty_aws
-from support.batches import sent_together
-from support.faulty_aws import SECRET, SESSION, refused
+from support.deliveries import ORDER, batch_sent, delivery
+from support.faulty_aws import SESSION, refused
 
-from dispatchers import Adapter, Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import EventBridgeAdapter, SnsFifoAdapter, SqsFifoAdapter
 from dispatchers.testing import faulty_http
-from dispatchers.testing.conformance import ENTRY
-from outbox import ConfigurationError, inboxes
+from outbox import inboxes
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo"
-BODY = b'{"number": "C-1"}'
+BODY = json.dumps(ORDER).encode()
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +63,6 @@ def queue(server: str) -> Queue:
     return Queue(server)
 
 
-def delivery(key: str = "ck1_a", body: bytes = BODY, **fields: Any) -> Delivery:
-    given: dict[str, Any] = {"options": {}, "headers": {}, **fields}
-    return Delivery(ENTRY, "orders.placed", body, key, 1, deadline=0.0, **given)
-
-
-def send(adapter: Adapter, *deliveries: Delivery) -> list[Outcome]:
-    """In one batch."""
-
-    async def main() -> list[Outcome]:
-        outcomes = await sent_together(adapter, deliveries)
-        await adapter.aclose()  # type: ignore[attr-defined]
-        return outcomes
-
-    return asyncio.run(main())
-
-
 def keys_of(messages: list[Any]) -> list[str]:
     return [inboxes.from_sqs(each, scope="shop", attribute="event_id")["message_id"] for each in messages]
 
@@ -91,7 +73,7 @@ def keys_of(messages: list[Any]) -> list[str]:
 def test_a_message_has_the_child_key_where_an_inbox_finds_it(server: str, queue: Queue) -> None:
     adapter = SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
-    (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}, ordering_key="customer:ada"))
+    (outcome,) = batch_sent(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}, ordering_key="customer:ada"))
 
     (message,) = queue.receive()
     system = message["Attributes"]
@@ -106,7 +88,7 @@ def test_a_second_send_under_a_key_is_no_second_message(server: str, queue: Queu
     def adapter() -> SqsFifoAdapter:
         return SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
-    outcomes = send(adapter(), delivery("ck1_a"), delivery("ck1_b")) + send(adapter(), delivery("ck1_a"))
+    outcomes = batch_sent(adapter(), delivery("ck1_a"), delivery("ck1_b")) + batch_sent(adapter(), delivery("ck1_a"))
 
     assert [type(outcome) for outcome in outcomes] == [Delivered] * 3
     assert sorted(keys_of(queue.receive())) == ["ck1_a", "ck1_b"]
@@ -116,7 +98,7 @@ def test_a_second_send_under_a_key_is_no_second_message(server: str, queue: Queu
 def test_an_ordering_key_that_is_no_group_id_is_hashed(server: str, queue: Queue, ordering_key: str) -> None:
     adapter = SqsFifoAdapter(queue=queue.url, boto3_session=SESSION, endpoint_url=server)
 
-    send(adapter, *(delivery(key, ordering_key=ordering_key) for key in ("ck1_a", "ck1_b")))
+    batch_sent(adapter, *(delivery(key, ordering_key=ordering_key) for key in ("ck1_a", "ck1_b")))
 
     (group,) = {message["Attributes"]["MessageGroupId"] for message in queue.receive()}
     assert len(group) == 64
@@ -127,11 +109,11 @@ def test_a_batch_has_at_most_ten_messages_and_a_mebibyte() -> None:
     with faulty_aws.faulty_aws(faulty_aws.sqs_entries) as remote:
         remote.behave(faulty_aws.sqs_taken())
         adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
-        large = json.dumps("x" * 400_000).encode()
+        large = "x" * 400_000
 
-        send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
+        batch_sent(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
         small_batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
-        send(adapter, *(delivery(f"ck1_{number}", large) for number in range(5)))
+        batch_sent(adapter, *(delivery(f"ck1_{number}", large) for number in range(5)))
         large_batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests[3:]]
 
     assert sorted(small_batches) == [3, 10, 10]
@@ -144,7 +126,7 @@ def test_a_refused_batch_is_sent_message_by_message() -> None:
         remote.behave(refused(400, "InvalidParameterValue"))
         adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url=remote.http.url)
 
-        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
+        outcomes = batch_sent(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
 
         batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
     assert batches == [3, 1, 1, 1]
@@ -176,7 +158,7 @@ def test_a_topic_passes_key_and_group_on_to_a_queue(server: str, queue: Queue) -
     client.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue.arn, Attributes=raw)
     adapter = SnsFifoAdapter(topic=topic, boto3_session=SESSION, endpoint_url=server)
 
-    outcomes = send(adapter, *(delivery(key, ordering_key="customer:ada") for key in ("ck1_a", "ck1_b")))
+    outcomes = batch_sent(adapter, *(delivery(key, ordering_key="customer:ada") for key in ("ck1_a", "ck1_b")))
 
     messages = queue.receive()
     assert [type(outcome) for outcome in outcomes] == [Delivered] * 2
@@ -205,7 +187,7 @@ def bus(server: str, standard: Queue) -> str:
 def test_an_event_has_the_child_key_where_an_inbox_finds_it(server: str, standard: Queue, bus: str) -> None:
     adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
-    (outcome,) = send(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}))
+    (outcome,) = batch_sent(adapter, delivery("ck1_a", headers={"traceparent": "00-1"}))
 
     (event,) = [json.loads(message["Body"]) for message in standard.receive()]
     assert outcome == Delivered({"event_id": event["id"]})
@@ -219,7 +201,7 @@ def test_eventbridge_deduplicates_nothing(server: str, standard: Queue, bus: str
     """What `window=None` declares: the second send is a second event."""
     adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
-    outcomes = send(adapter, delivery("ck1_a")) + send(adapter, delivery("ck1_a"))
+    outcomes = batch_sent(adapter, delivery("ck1_a")) + batch_sent(adapter, delivery("ck1_a"))
 
     keys = [json.loads(each["Body"])["detail"]["metadata"]["event_id"] for each in standard.receive()]
     assert adapter.window is None
@@ -232,7 +214,7 @@ def test_any_payload_becomes_the_data_of_an_event(server: str, standard: Queue, 
     """EventBridge takes only objects as the detail."""
     adapter = EventBridgeAdapter(bus=bus, source="com.example.shop", boto3_session=SESSION, endpoint_url=server)
 
-    send(adapter, delivery(body=body))
+    batch_sent(adapter, delivery(payload_json=body))
 
     (message,) = standard.receive()
     assert json.loads(message["Body"])["detail"]["data"] == json.loads(body)
@@ -244,7 +226,7 @@ def test_each_event_of_a_batch_has_its_own_outcome() -> None:
         remote.behave(faulty_http.answer(200, json={"FailedEntryCount": 2, "Entries": failing}))
         adapter = EventBridgeAdapter(bus="shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
 
-        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
+        outcomes = batch_sent(adapter, *(delivery(f"ck1_{number}") for number in range(3)))
 
         assert len(remote.http.requests) == 1
     assert outcomes == [Delivered({"event_id": "e-1"}), Rejected("MalformedDetail"), Unknown("InternalFailure")]
@@ -255,46 +237,8 @@ def test_a_request_has_at_most_ten_events() -> None:
         remote.behave(faulty_aws.event_taken())
         adapter = EventBridgeAdapter(bus="shop", source="s", boto3_session=SESSION, endpoint_url=remote.http.url)
 
-        outcomes = send(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
+        outcomes = batch_sent(adapter, *(delivery(f"ck1_{number}") for number in range(23)))
 
         batches = [len(json.loads(request.body)["Entries"]) for request in remote.http.requests]
     assert sorted(batches) == [3, 10, 10]
     assert {type(outcome) for outcome in outcomes} == {Delivered}
-
-
-@pytest.mark.parametrize("source", ["", "aws.shop"])
-def test_a_source_that_eventbridge_does_not_take_is_an_error_at_the_start(source: str) -> None:
-    with pytest.raises(ConfigurationError, match="source="):
-        EventBridgeAdapter(bus="shop", source=source, boto3_session=SESSION)
-
-
-# --- the settings
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"}, "whose name ends in .fifo"),
-        ({"queue": {"orders.placed": "orders"}}, "whose name ends in .fifo"),
-        ({"window": timedelta(minutes=6)}, "at most 0:05:00"),
-        ({"window": None}, "at most 0:05:00"),
-        ({"key_attribute": ""}, "name of a message attribute"),
-        ({"max_threads": 0}, "at least 1"),
-        ({"endpoint_url": "nowhere"}, "Invalid endpoint: nowhere"),
-    ],
-    ids=str,
-)
-def test_a_bad_setting_is_an_error_at_the_start(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        SqsFifoAdapter(**{"queue": QUEUE, "boto3_session": SESSION, **changed})
-
-    assert text in str(raised.value)
-    assert SECRET not in str(raised.value)
-
-
-def test_an_entry_cannot_name_a_queue_that_is_not_fifo() -> None:
-    adapter = SqsFifoAdapter(queue=QUEUE, boto3_session=SESSION, endpoint_url="http://127.0.0.1:1")
-
-    (outcome,) = send(adapter, delivery(options={"queue": QUEUE.removesuffix(".fifo")}))
-
-    assert isinstance(outcome, Rejected)

@@ -3,18 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from uuid import uuid4
 
 import pytest
+from support.deliveries import delivery
 
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected
 from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_of
 from dispatchers.adapters.places import Unsendable
 from dispatchers.delivery import Answered
-
-
-def delivery(operation: str) -> Delivery:
-    return Delivery(uuid4(), operation, b"{}", "ck1_a", 1, {}, {}, deadline=0.0)
 
 
 def test_a_batch_is_cut_by_the_number_and_the_size_of_its_items() -> None:
@@ -32,7 +28,7 @@ def test_a_delivery_without_a_message_ends_and_leaves_the_others(caplog: pytest.
         return delivery.operation.upper()
 
     outcomes: dict[int, Outcome] = {}
-    deliveries = [delivery(operation) for operation in ("a", "never", "malformed", "b")]
+    deliveries = [delivery(operation=operation) for operation in ("a", "never", "malformed", "b")]
     with caplog.at_level(logging.ERROR):
         messages = messages_of(deliveries, make, outcomes.__setitem__)
 
@@ -49,4 +45,4 @@ def test_an_entry_that_is_sent_alone_is_a_batch_of_one() -> None:
         async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
             answered(0, Delivered([each.operation for each in deliveries]))
 
-    assert asyncio.run(Broker().send(delivery("a"))) == Delivered(["a"])
+    assert asyncio.run(Broker().send(delivery(operation="a"))) == Delivered(["a"])

@@ -21,7 +21,6 @@ from support.entries import HOUR, age, put_one, run_once, settlement_row, state
 import outbox
 from dispatchers import FOREVER, Absent, CannotTell, Deferred, Delivered, Delivery, Found, Rejected
 from dispatchers.adapters import DbosAdapter
-from outbox.errors import ConfigurationError
 
 KEY = "ck1_a"
 DIES_BEFORE_IT_SETTLES = """
@@ -161,19 +160,3 @@ def test_options_other_than_the_workflow_are_rejected(dbos: DbosDatabase) -> Non
     assert isinstance(chosen, Delivered)
     assert dbos.rows() == [(KEY, "express", "orders")]
     assert isinstance(asked(adapter(dbos), "send", options={"queue": "express"}), Rejected)
-
-
-@pytest.mark.parametrize(
-    ("url", "settings", "message"),
-    [
-        ("postgresql://db/shop", {"queue": ""}, "queue='' must be the name of a DBOS queue"),
-        ("postgresql://db/shop", {"window": None}, "window=None: DBOS keeps the id of a workflow"),
-        ("sqlite:///shop.db", {}, "engine has the driver 'sqlite'"),
-        ("secret", {}, r"engine must be a URL such as postgresql\+psycopg://... \(it is not shown\)"),
-    ],
-)
-def test_a_setting_with_which_nothing_could_start_is_an_error(url: str, settings: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as raised:
-        DbosAdapter(engine=url, **{"queue": "orders", "window": FOREVER} | settings)
-
-    assert "secret" not in str(raised.value)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
+from support.deliveries import delivery
 from support.faulty_kafka import DELIVER, MSG_SIZE_TOO_LARGE, REFUSE, FaultyKafka, faulty_kafka
 
 from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
 from dispatchers.adapters import KafkaAdapter
 from dispatchers.adapters.brokers import kafka_producer
 from dispatchers.testing.attempts import sent
-from dispatchers.testing.conformance import ENTRY
-from outbox import ConfigurationError, inboxes
+from outbox import inboxes
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 7, 20
@@ -25,11 +25,6 @@ TOPIC_AUTHORIZATION_FAILED = 29
 def kafka() -> Iterator[FaultyKafka]:
     with faulty_kafka() as faulty:
         yield faulty
-
-
-def delivery(key: str = "ck1_a", **fields: Any) -> Delivery:
-    given: dict[str, Any] = {"options": {}, "headers": {}, **fields}
-    return Delivery(ENTRY, "orders.placed", b'{"number": "C-1"}', key, 1, deadline=0.0, **given)
 
 
 def run(adapter: KafkaAdapter, work: Coroutine[Any, Any, Any]) -> Any:
@@ -65,7 +60,7 @@ def test_a_record_has_the_child_key_where_an_inbox_finds_it(kafka: FaultyKafka) 
     place = {"topic": kafka.topic, "partition": record.partition(), "offset": record.offset()}
     assert outcome == Delivered(place)
     assert event_id(record) == "ck1_a"
-    assert (record.key(), record.value()) == (b"customer:ada", b'{"number": "C-1"}')
+    assert (record.key(), record.value()) == (b"customer:ada", b'{"amount": 2000}')
     assert ("traceparent", b"00-1") in record.headers()
 
 
@@ -161,24 +156,3 @@ def test_what_cannot_be_sent_in_time_is_not_sent(kafka: FaultyKafka) -> None:
 
     assert isinstance(outcome, Deferred)
     assert kafka.records == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"bootstrap_servers": ""}, "host:port"),
-        ({"key_header": ""}, "name of a header"),
-        ({"timeout": timedelta(seconds=4)}, "at least 0:00:05"),
-        ({"client_options": {"acks": "1"}}, "must not contain ['acks']"),
-        ({"client_options": {"sasl.pasword": "open-sesame"}}, "sasl.pasword"),
-        ({"client_options": {"security.protocol": "open-sesame"}}, "security.protocol"),
-        ({"topic": {}}, "topic={}"),
-    ],
-    ids=str,
-)
-def test_a_bad_setting_is_an_error_at_the_start(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        KafkaAdapter(**{"bootstrap_servers": "127.0.0.1:1", **changed})
-
-    assert text in str(raised.value)
-    assert "open-sesame" not in str(raised.value)

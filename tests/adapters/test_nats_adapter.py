@@ -14,17 +14,16 @@ from nats.errors import Error
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import ServiceUnavailableError
 from support.database import Database
+from support.deliveries import ask, delivery, sent_together
 from support.entries import dispatcher, put_one, settlement_row
 from support.fake_nats import READS_NOTHING, STREAM, FakeNats
 from support.nats_cluster import PASSWORD, Cluster, running_cluster
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
 from dispatchers.adapters import NatsAdapter
 from dispatchers.adapters.brokers import nats_connection
-from dispatchers.time_limits import FOREVER
 from outbox import inboxes
-from outbox.errors import ConfigurationError
 
 MINUTES = timedelta(minutes=2)
 
@@ -90,12 +89,6 @@ def with_stream(cluster: Cluster, work: Any, **config: Any) -> Any:
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-async def sent(adapter: NatsAdapter, *, key: str = "ck1_a", body: bytes = b'{"amount":2000}', **fields: Any) -> Outcome:
-    given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
-    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=body, deadline=until, **given))
-
-
 def test_an_entry_is_one_message_whose_id_the_inbox_finds(
     cluster: Cluster, postgresql: Database, ob: outbox.Outbox
 ) -> None:
@@ -120,7 +113,7 @@ def test_an_entry_is_one_message_whose_id_the_inbox_finds(
 def test_the_stream_keeps_one_message_of_two_attempts(cluster: Cluster) -> None:
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter()
-        outcomes = [await sent(adapter), await sent(adapter, attempt=2), await sent(adapter, key="ck1_b")]
+        outcomes = [await ask(adapter), await ask(adapter, attempt=2), await ask(adapter, key="ck1_b")]
         await adapter.aclose()
         return outcomes, await stream.messages()
 
@@ -143,20 +136,16 @@ def test_a_message_that_cannot_be_written_fails_no_other_of_its_batch(
 
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter()
-        until = asyncio.get_running_loop().time() + 10
-        given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}, "deadline": until}
-        batch = [Delivery(id=uuid4(), key=f"ck1_{n}", payload_json=str(n).encode(), **given) for n in range(4)]
-        batch[3] = batch[3]._replace(options={"subject": "a\ud800"})
-        outcomes: dict[int, Outcome] = {}
+        batch = [*(delivery(f"ck1_{n}", n) for n in range(3)), delivery("ck1_3", options={"subject": "a\ud800"})]
         monkeypatch.setattr(Client, "publish", failing)
-        await adapter.send_batch(batch, outcomes.__setitem__)
+        outcomes = await sent_together(adapter, batch)
         monkeypatch.undo()
         await adapter.aclose()
         return outcomes, await stream.messages()
 
     outcomes, messages = with_stream(cluster, work)
 
-    assert [type(outcomes[number]) for number in range(4)] == [Delivered, Unknown, Delivered, Deferred]
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Unknown, Delivered, Deferred]
     assert [message.data for message in messages] == [b"0", b"2"]
 
 
@@ -196,7 +185,7 @@ def test_no_message_is_lost_or_doubled_when_the_leader_dies(cluster: Cluster) ->
 async def _in_time(adapter: NatsAdapter, key: str) -> Outcome:
     try:
         async with asyncio.timeout(adapter.timeout.total_seconds()):
-            return await sent(adapter, key=key)
+            return await ask(adapter, key=key)
     except TimeoutError:  # so does the dispatcher
         return Unknown("no answer")
 
@@ -207,13 +196,13 @@ def test_a_stream_that_forgets_earlier_is_sent_nothing(cluster: Cluster, monkeyp
 
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter(window=MINUTES)
-        before = await sent(adapter)
+        before = await ask(adapter)
         await stream.js.update_stream(
             StreamConfig(name=stream.name, subjects=[f"{stream.name}.>"], num_replicas=3, duplicate_window=60)
         )
-        shortened = await sent(adapter, key="ck1_b")
+        shortened = await ask(adapter, key="ck1_b")
         again = stream.adapter(window=timedelta(seconds=60))
-        fitting = await sent(again, key="ck1_c")
+        fitting = await ask(again, key="ck1_c")
         await adapter.aclose()
         await again.aclose()
         return before, shortened, fitting, await stream.messages()
@@ -231,7 +220,7 @@ def test_a_stream_that_forgets_earlier_is_sent_nothing(cluster: Cluster, monkeyp
 def test_a_queue_that_deletes_ids_is_refused_unless_no_window_is_declared(cluster: Cluster) -> None:
     async def work(stream: Stream) -> Any:
         adapters = stream.adapter(), stream.adapter(window=None)
-        outcomes = [await sent(adapter) for adapter in adapters]
+        outcomes = [await ask(adapter) for adapter in adapters]
         for adapter in adapters:
             await adapter.aclose()
         return outcomes
@@ -246,9 +235,9 @@ def test_a_queue_that_deletes_ids_is_refused_unless_no_window_is_declared(cluste
 def test_a_full_stream_defers_and_takes_more_when_it_has_room(cluster: Cluster) -> None:
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter()
-        outcomes = [await sent(adapter), await sent(adapter, key="ck1_b")]
+        outcomes = [await ask(adapter), await ask(adapter, key="ck1_b")]
         await stream.js.purge_stream(stream.name)
-        outcomes.append(await sent(adapter, key="ck1_b", attempt=2))
+        outcomes.append(await ask(adapter, key="ck1_b", attempt=2))
         await adapter.aclose()
         return outcomes
 
@@ -267,12 +256,12 @@ def test_refusals_by_size_subject_and_permission_leave_the_connection(cluster: C
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter(urls=cluster.servers, client_options={"user": "shop", "password": PASSWORD})
         outcomes = await asyncio.gather(
-            sent(adapter, body=b"." * 262_140),
-            sent(adapter, body=b"." * 100_000, key="ck1_large"),
-            sent(adapter, key="ck1_b", options={"subject": "elsewhere.orders"}),
-            sent(adapter, key="ck1_c", options={"subject": f"{stream.name}.forbidden"}),
-            sent(adapter, key="ck1_d", options={"subject": "no spaces"}),
-            sent(adapter, key="ck1_e", options={"queue": "orders"}),
+            ask(adapter, payload="x" * 262_138),
+            ask(adapter, payload="x" * 100_000, key="ck1_large"),
+            ask(adapter, key="ck1_b", options={"subject": "elsewhere.orders"}),
+            ask(adapter, key="ck1_c", options={"subject": f"{stream.name}.forbidden"}),
+            ask(adapter, key="ck1_d", options={"subject": "no spaces"}),
+            ask(adapter, key="ck1_e", options={"queue": "orders"}),
         )
         await adapter.aclose()
         return outcomes
@@ -295,7 +284,7 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
 
     async def work(stream: Stream) -> Any:
         adapter = stream.adapter(timeout=timedelta(seconds=1))
-        first = await sent(adapter)
+        first = await ask(adapter)
         hanging = cluster.nodes[cluster.urls.index(opened[-1])]
         hanging.freeze()
         try:
@@ -314,30 +303,6 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
     assert len(messages) == 2
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [
-        "orders.two words",
-        "orders.a\r\nPUB orders.b 0\r\n",
-        "orders..placed",
-        "orders.placed.",
-        "orders.*",
-        "orders.>",
-        "$JS.API.STREAM.PURGE.ORDERS",
-        "$SYS.REQ.SERVER.PING",
-        f"orders.{'x' * 4_000}",
-    ],
-)
-def test_a_subject_that_no_message_may_have_is_rejected_unsent(subject: str) -> None:
-    """A server ends the connection after a long one, and executes a command of its API."""
-    adapter = NatsAdapter(urls="nats://127.0.0.1:1", stream="ORDERS")
-
-    outcome = asyncio.run(sent(adapter, options={"subject": subject}))
-
-    assert isinstance(outcome, Rejected)
-    assert outcome.reason.startswith("the subject ")
-
-
 def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
     """With a limit of nats-py for what waits to be written, it would wait for the server and ignore the cancellation."""
     server = FakeNats()
@@ -346,7 +311,7 @@ def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
 
     async def run() -> Any:
         adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
-        sends = [asyncio.create_task(sent(adapter, key=f"ck1_{number}", body=b"x" * 900_000)) for number in range(12)]
+        sends = [asyncio.create_task(ask(adapter, key=f"ck1_{number}", payload="x" * 900_000)) for number in range(12)]
         await asyncio.to_thread(server.reads_no_more.wait, 20)
         for send in sends:
             send.cancel()
@@ -358,32 +323,3 @@ def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
         assert asyncio.run(run()) == 12
     finally:
         server.stop()
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"urls": "127.0.0.1:4222"}, "urls[0] must be a URL"),
-        ({"urls": []}, "must name one server at least"),
-        ({"stream": "orders.placed"}, "stream='orders.placed' must be the name of a stream"),
-        ({"subject": {}}, "subject={} must be a text"),
-        ({"subject": {"orders.placed": ""}}, "or a mapping from operations to texts"),
-        ({"subject": "orders.*"}, "subject='orders.*' cannot be used: the subject has a wildcard"),
-        ({"subject": {"orders.placed": "$JS.API.INFO"}}, "belongs to the API of the server"),
-        ({"window": FOREVER}, "window=FOREVER"),
-        ({"client_options": {"allow_reconnect": True}}, "client_options has ['allow_reconnect']"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        NatsAdapter(**{"urls": "nats://127.0.0.1:4222", "stream": "ORDERS"} | settings)
-
-    assert says in str(caught.value)
-
-
-def test_a_mapping_serves_its_own_operations_and_names_a_similar_one() -> None:
-    adapter = NatsAdapter(urls="nats://127.0.0.1:4222", stream="ORDERS", subject={"orders.placed": "shop.orders"})
-
-    assert adapter.serves("orders.placed")
-    assert not adapter.serves("orders.plased")
-    assert adapter.nearest("orders.plased") == "orders.placed"

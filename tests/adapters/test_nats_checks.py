@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from uuid import uuid4
 
 import pytest
+from support.deliveries import ask
 from support.fake_broker import HANG
 from support.fake_nats import STREAM, FakeNats
 
-from dispatchers import Deferred, Delivered, Delivery, Outcome
+from dispatchers import Deferred, Delivered, Outcome
 from dispatchers.adapters import NatsAdapter
 from dispatchers.adapters.brokers import nats_connection
 
@@ -48,15 +48,15 @@ def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: py
 
     async def run() -> list[Outcome]:
         server.behave({"publish": HANG})
-        unanswered = asyncio.create_task(_sent(adapter, "ck1_unanswered"))
+        unanswered = asyncio.create_task(ask(adapter, key="ck1_unanswered"))
         assert await asyncio.to_thread(server.published.wait, 20)
         server.freeze()
-        checking = asyncio.create_task(_sent(adapter, "ck1_checking"))
+        checking = asyncio.create_task(ask(adapter, key="ck1_checking"))
         assert await asyncio.to_thread(server.asked.wait, 20)
         unanswered.cancel()
         await asyncio.wait([unanswered])
         server.behave({})
-        following = await _sent(adapter, "ck1_following")
+        following = await ask(adapter, key="ck1_following")
         checked = await checking
         await adapter.aclose()
         return [following, checked]
@@ -68,9 +68,3 @@ def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: py
 
     assert isinstance(following, Delivered)
     assert isinstance(checked, Deferred)
-
-
-async def _sent(adapter: NatsAdapter, key: str) -> Outcome:
-    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}}
-    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=b"{}", deadline=until, **given))

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
-from uuid import uuid4
 
+from support.deliveries import batch_sent, delivery
 from support.fake_nats import STORED, STREAM, FakeNats
 
-from dispatchers import Deferred, Delivered, Delivery, Outcome
+from dispatchers import Deferred, Delivered, Outcome
 from dispatchers.adapters import NatsAdapter
 
 
@@ -46,25 +45,11 @@ def test_a_forbidden_subject_with_capital_letters_is_recognised() -> None:
     assert outcomes[0].reason == "the server's permissions forbid to publish to 'ORDERS.placed'"
 
 
-def sent_to(server: FakeNats, subjects: Sequence[str]) -> list[Outcome | None]:
+def sent_to(server: FakeNats, subjects: Sequence[str]) -> list[Outcome]:
     """The outcomes of one batch, with a message for each subject."""
     server.start()
     adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
-    outcomes: dict[int, Outcome] = {}
-
-    async def run() -> None:
-        until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-        given: dict[str, Any] = {"operation": "orders.placed", "attempt": 1, "headers": {}, "deadline": until}
-        batch = [
-            Delivery(id=uuid4(), key=f"ck1_{number}", payload_json=b"{}", options={"subject": subject}, **given)
-            for number, subject in enumerate(subjects)
-        ]
-        async with asyncio.timeout(20):
-            await adapter.send_batch(batch, outcomes.__setitem__)
-        await adapter.aclose()
-
     try:
-        asyncio.run(run())
+        return batch_sent(adapter, *(delivery(options={"subject": subject}) for subject in subjects))
     finally:
         server.stop()
-    return [outcomes.get(number) for number in range(len(subjects))]

@@ -10,13 +10,13 @@ import aiormq
 import pytest
 from aiormq.exceptions import AMQPError
 from support.database import Database
+from support.deliveries import ask
 from support.entries import dispatcher, put_one, state
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected
+from dispatchers import Deferred, Delivered, Outcome
 from dispatchers.adapters import RabbitMqAdapter
 from outbox import inboxes
-from outbox.errors import ConfigurationError
 
 URL = "amqp://guest:guest@127.0.0.1:5672/"
 QUORUM = {"x-queue-type": "quorum"}
@@ -67,12 +67,6 @@ async def queue(arguments: dict[str, Any], exchange: dict[str, Any] | None = Non
         await connection.close()
 
 
-async def sent(adapter: RabbitMqAdapter, *, key: str = "ck1_a", **fields: Any) -> Outcome:
-    given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
-    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    return await adapter.send(Delivery(id=uuid4(), key=key, payload_json=b'{"amount":2000}', deadline=until, **given))
-
-
 def test_an_entry_is_one_persistent_message_whose_id_the_inbox_finds(postgresql: Database, ob: outbox.Outbox) -> None:
     id = put_one(postgresql, ob, "orders.placed")
 
@@ -101,9 +95,9 @@ def test_a_message_that_no_queue_takes_waits_until_one_is_bound() -> None:
     async def run() -> Any:
         async with queue(QUORUM) as made:
             adapter = RabbitMqAdapter(urls=URL, exchange=made.name)
-            before = await sent(adapter)
+            before = await ask(adapter)
             await made.bind()
-            after = await sent(adapter, attempt=2)
+            after = await ask(adapter, attempt=2)
             await adapter.aclose()
             return before, after, await made.messages(1)
 
@@ -119,7 +113,7 @@ def test_a_full_queue_defers_and_names_no_doubt() -> None:
     async def run() -> list[Outcome]:
         async with queue({**QUORUM, "x-max-length": 1, "x-overflow": "reject-publish"}) as made:
             adapter = RabbitMqAdapter(urls=URL, routing_key=made.name)
-            outcomes = [await sent(adapter, key=f"ck1_{number}") for number in range(5)]
+            outcomes = [await ask(adapter, key=f"ck1_{number}") for number in range(5)]
             await adapter.aclose()
             return outcomes
 
@@ -136,7 +130,7 @@ def test_a_forbidden_exchange_leaves_no_entry_in_doubt() -> None:
     async def run() -> list[Outcome]:
         async with queue(QUORUM, {"internal": True}) as made:
             adapter = RabbitMqAdapter(urls=URL, exchange=made.name)
-            outcomes = await asyncio.gather(*(sent(adapter, key=f"ck1_{number}") for number in range(20)))
+            outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number}") for number in range(20)))
             await adapter.aclose()
             return outcomes
 
@@ -152,7 +146,7 @@ def test_many_messages_at_once_are_each_confirmed() -> None:
     async def run() -> Any:
         async with queue(QUORUM) as made:
             adapter = RabbitMqAdapter(urls=URL, routing_key=made.name)
-            outcomes = await asyncio.gather(*(sent(adapter, key=key) for key in keys))
+            outcomes = await asyncio.gather(*(ask(adapter, key=key) for key in keys))
             await adapter.aclose()
             return outcomes, await made.messages(len(keys))
 
@@ -160,30 +154,3 @@ def test_many_messages_at_once_are_each_confirmed() -> None:
 
     assert {type(outcome) for outcome in outcomes} == {Delivered}
     assert sorted(message.header.properties.message_id for message in messages) == sorted(keys)
-
-
-def test_an_option_that_is_not_known_and_a_long_key_are_rejected() -> None:
-    async def run() -> list[Outcome]:
-        adapter = RabbitMqAdapter(urls=URL)
-        return [
-            await sent(adapter, options={"subject": "orders"}),
-            await sent(adapter, options={"routing_key": "a" * 256}),
-        ]
-
-    assert [type(outcome) for outcome in asyncio.run(run())] == [Rejected, Rejected]
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"urls": "http://guest:secret@127.0.0.1"}, "urls[0] must be a URL such as amqps://"),
-        ({"urls": []}, "must name one server at least"),
-        ({"exchange": "a" * 256}, "must be a text of at most 255 bytes"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        RabbitMqAdapter(**{"urls": URL} | settings)
-
-    assert says in str(caught.value)
-    assert "secret" not in str(caught.value)

@@ -1,13 +1,13 @@
 """Which messages RabbitMqAdapter leaves in doubt when a channel ends, with an imitation of the server."""
 
 import asyncio
-from uuid import uuid4
 
 from support.daemons import wait_for
+from support.deliveries import ask
 from support.fake_broker import HANG
 from support.fake_rabbitmq import FORBIDDEN, FakeRabbitMq
 
-from dispatchers import Deferred, Delivered, Delivery, Outcome, Unknown
+from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import RabbitMqAdapter
 
 
@@ -18,9 +18,9 @@ def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
 
     async def run() -> tuple[Outcome, list[Outcome]]:
         adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
-        first = await _sent(adapter, "ck1_first")
+        first = await ask(adapter, key="ck1_first")
         server.behave({"publish": FORBIDDEN})
-        outcomes = await asyncio.gather(*(_sent(adapter, f"ck1_{number:03}") for number in range(100)))
+        outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number:03}") for number in range(100)))
         await adapter.aclose()
         return first, list(outcomes)
 
@@ -43,12 +43,12 @@ def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
 
     async def run() -> list[Outcome]:
         adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
-        await _sent(adapter, "ck1_first")
+        await ask(adapter, key="ck1_first")
         server.behave({"publish": HANG})
-        sends = [asyncio.create_task(_sent(adapter, "ck1_taken"))]
+        sends = [asyncio.create_task(ask(adapter, key="ck1_taken"))]
         await asyncio.to_thread(wait_for, lambda: len(server.requests) == 2, "the server has the second message")
         server.behave({"publish": FORBIDDEN})
-        outcomes = await asyncio.gather(*sends, _sent(adapter, "ck1_refused"))
+        outcomes = await asyncio.gather(*sends, ask(adapter, key="ck1_refused"))
         await adapter.aclose()
         return list(outcomes)
 
@@ -58,19 +58,3 @@ def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
         server.stop()
 
     assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
-
-
-async def _sent(adapter: RabbitMqAdapter, key: str) -> Outcome:
-    until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-    return await adapter.send(
-        Delivery(
-            id=uuid4(),
-            key=key,
-            payload_json=b"{}",
-            deadline=until,
-            operation="orders.placed",
-            attempt=1,
-            options={},
-            headers={},
-        )
-    )

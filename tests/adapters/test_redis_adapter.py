@@ -9,17 +9,16 @@ from uuid import uuid4
 
 import pytest
 from redis.asyncio import Connection
-from support.batches import sent_together
 from support.daemons import wait_for
 from support.database import Database
+from support.deliveries import ask, batch_sent, delivery, sent_together
 from support.entries import dispatcher, put_one, settlement_row, state
 from support.redis_servers import Server, running_cluster, running_servers, until_whole
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import RedisAdapter
 from outbox import inboxes
-from outbox.errors import ConfigurationError
 
 URL = "redis://127.0.0.1:6379"
 SOON = timedelta(seconds=2)
@@ -36,25 +35,9 @@ def stream() -> str:
     return f"orders-{uuid4().hex[:8]}"
 
 
-def delivery(key: str = "ck1_a", **fields: Any) -> Delivery:
-    given = {"operation": "orders.placed", "attempt": 1, "options": {}, "headers": {}} | fields
-    return Delivery(id=uuid4(), key=key, payload_json=b'{"amount":2000}', deadline=0.0, **given)
-
-
-async def sent(adapter: RedisAdapter, **fields: Any) -> Outcome:
-    (outcome,) = await sent_together(adapter, [delivery(**fields)])
-    return outcome
-
-
 def send(adapter: RedisAdapter, *keys: str, **fields: Any) -> list[Outcome]:
     """In one batch."""
-
-    async def main() -> list[Outcome]:
-        outcomes = await sent_together(adapter, [delivery(key, **fields) for key in keys])
-        await adapter.aclose()
-        return outcomes
-
-    return asyncio.run(main())
+    return batch_sent(adapter, *(delivery(key, **fields) for key in keys))
 
 
 def keys_of(messages: list[dict[str, str]]) -> list[str]:
@@ -103,12 +86,12 @@ def test_all_messages_of_a_batch_share_a_write(server: Server, stream: str, monk
 def test_a_batch_waits_for_the_one_before_on_the_same_connection(server: Server, stream: str) -> None:
     async def main() -> list[Outcome]:
         adapter = RedisAdapter(urls=server.url, stream=stream, client_options={"client_name": stream})
-        outcomes = [await sent(adapter, key="ck1_0")]
+        outcomes = [await ask(adapter, key="ck1_0")]
         for number in range(1, 4):
             server.freeze()
             sends = []
             for key in (f"ck1_{number}", f"ck1_{number}b"):
-                sends.append(asyncio.create_task(sent(adapter, key=key)))
+                sends.append(asyncio.create_task(ask(adapter, key=key)))
                 for _ in range(20):  # turns of the event loop, in which its batch begins
                     await asyncio.sleep(0)
             server.thaw()
@@ -193,14 +176,14 @@ def test_a_stream_keeps_about_as_many_messages_as_it_should(server: Server, stre
 def test_a_server_that_hangs_leaves_doubt_and_then_delays(server: Server, stream: str) -> None:
     async def main() -> list[Outcome]:
         adapter = RedisAdapter(urls=server.url, stream=stream, timeout=SOON)
-        outcomes = [await sent(adapter)]
+        outcomes = [await ask(adapter)]
         server.freeze()
         try:
             outcomes += await sent_together(adapter, [delivery("ck1_b"), delivery("ck1_c")])
-            outcomes.append(await sent(adapter, key="ck1_d"))
+            outcomes.append(await ask(adapter, key="ck1_d"))
         finally:
             server.thaw()
-        outcomes.append(await sent(adapter, key="ck1_d", attempt=2))
+        outcomes.append(await ask(adapter, key="ck1_d", attempt=2))
         await adapter.aclose()
         return outcomes
 
@@ -218,11 +201,11 @@ def test_a_message_that_was_confirmed_survives_a_kill(server: Server, stream: st
 
     async def main() -> list[Outcome]:
         adapter = RedisAdapter(urls=server.url, stream=stream)
-        outcomes = [await sent(adapter)]
+        outcomes = [await ask(adapter)]
         server.kill()
-        outcomes.append(await sent(adapter, key="ck1_b"))
+        outcomes.append(await ask(adapter, key="ck1_b"))
         server.start()
-        outcomes.append(await sent(adapter, key="ck1_b", attempt=2))
+        outcomes.append(await ask(adapter, key="ck1_b", attempt=2))
         await adapter.aclose()
         return outcomes
 
@@ -260,11 +243,11 @@ def test_a_primary_that_became_a_replica_is_left_for_the_new_one(tmp_path: Path)
     async def main(old: Server, new: Server) -> list[Outcome]:
         adapter = RedisAdapter(urls=[old.url, new.url], stream="orders")
         new.ask("REPLICAOF", "127.0.0.1", old.port)
-        outcomes = [await sent(adapter)]
+        outcomes = [await ask(adapter)]
         wait_for(lambda: new.messages("orders"), "the message at the replica")
         new.ask("REPLICAOF", "NO", "ONE")
         old.ask("REPLICAOF", "127.0.0.1", new.port)
-        outcomes += [await sent(adapter, key="ck1_b"), await sent(adapter, key="ck1_b", attempt=2)]
+        outcomes += [await ask(adapter, key="ck1_b"), await ask(adapter, key="ck1_b", attempt=2)]
         await adapter.aclose()
         return outcomes
 
@@ -309,32 +292,3 @@ def test_each_stream_of_a_cluster_is_found_at_its_node(tmp_path: Path) -> None:
     assert {type(outcome) for outcome in rounds[2]} <= {Delivered, Deferred, Unknown}
     delivered = sum(isinstance(outcome, Delivered) for each in rounds for outcome in each)
     assert len(stored) == delivered
-
-
-# --- the settings
-
-
-def test_an_option_that_is_not_known_is_rejected() -> None:
-    (outcome,) = send(RedisAdapter(urls=URL), "ck1_a", options={"subject": "orders"})
-
-    assert isinstance(outcome, Rejected)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"urls": "http://guest:secret@127.0.0.1"}, "urls[0] must be a URL such as rediss://"),
-        ({"urls": []}, "must name one server at least"),
-        ({"urls": f"{URL}?retry_on_timeout=yes"}, "urls[0] has ['retry_on_timeout']"),
-        ({"client_options": {"socket_timeout": 1}}, "client_options has ['socket_timeout']"),
-        ({"key_field": "payload"}, "key_field='payload' must be the name of a field other than 'payload'"),
-        ({"maxlen": 0}, "maxlen=0 must be an int of at least 1"),
-        ({"replicas": -1}, "replicas=-1 must be an int of at least 0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        RedisAdapter(**{"urls": URL} | settings)
-
-    assert says in str(caught.value)
-    assert "secret" not in str(caught.value)

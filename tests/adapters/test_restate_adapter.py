@@ -1,6 +1,5 @@
 """RestateAdapter with a real Restate server and a real service. Skipped where there is no restate-server."""
 
-import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -10,15 +9,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from support import deliveries
 from support.daemons import daemon, wait_for, write_factory
 from support.database import Database
 from support.entries import HOUR, age, put_one, run_once, settlement_row, state
 from support.restate_server import Restate, running_restate
 
 import outbox
-from dispatchers import Absent, CannotTell, Deferred, Delivered, Delivery, Found, Rejected, Unknown
+from dispatchers import Absent, CannotTell, Deferred, Delivered, Found, Rejected, Unknown
 from dispatchers.adapters import RestateAdapter
-from outbox.errors import ConfigurationError
 
 DIES_BEFORE_IT_SETTLES = """
 from dispatchers.adapters import RestateAdapter
@@ -47,16 +46,7 @@ def key() -> str:
 def asked(restate: Restate, verb: str, key: str, *, settings: Any = None, **fields: Any) -> Any:
     """The answer of `send` or `find` of an adapter of its own."""
     adapter = RestateAdapter(url=restate.url, **settings or {})
-    given = {"operation": "orders.fulfil", "attempt": 1, "options": {}, "headers": {}} | fields
-
-    async def ask() -> Any:
-        until = asyncio.get_running_loop().time() + adapter.timeout.total_seconds()
-        body = json.dumps({"number": key}).encode()
-        answer = await getattr(adapter, verb)(Delivery(id=uuid4(), key=key, payload_json=body, deadline=until, **given))
-        await adapter.aclose()
-        return answer
-
-    return asyncio.run(ask())
+    return deliveries.asked(adapter, verb, key, {"number": key}, **{"operation": "orders.fulfil"} | fields)
 
 
 def ended(restate: Restate, handler: str, key: str, number: str) -> list[str]:
@@ -170,32 +160,3 @@ def test_a_workflow_without_the_key_is_rejected_by_restate(restate: Restate, key
     outcome = asked(restate, "send", key, options={"target": "Shipment/monday/run"})
 
     assert outcome == Rejected("HTTP 400")
-
-
-@pytest.mark.parametrize("options", [{"target": "orders"}, {"target": "a//b"}, {"target": "../b"}, {"queue": "b"}])
-def test_an_option_that_names_no_handler_is_rejected(options: Any) -> None:
-    adapter = RestateAdapter(url="http://127.0.0.1:1")
-    delivery = Delivery(uuid4(), "orders.fulfil", b"{}", "ck1_a", 1, options, {}, deadline=0.0)
-
-    assert isinstance(asyncio.run(adapter.send(delivery)), Rejected)
-    assert isinstance(asyncio.run(adapter.find(delivery)), CannotTell)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"url": "restate.example.com"}, "url must be a URL"),
-        ({"window": None}, "window=None must be a positive timedelta"),
-        ({"target": "orders"}, "the target 'orders' must be Service/handler"),
-        ({"target": {"orders.fulfil": "a/b/c/d"}}, "the target 'a/b/c/d' must be Service/handler"),
-        ({"target": "{key}/run"}, "the target '{key}/run' must be Service/handler"),
-        ({"headers": {"Idempotency-Key": "secret"}}, "headers: 'Idempotency-Key' cannot be set"),
-        ({"headers": {"Authorization": "Bearer secret\n"}}, "headers: 'Authorization' cannot be set"),
-    ],
-)
-def test_a_setting_with_which_nothing_could_start_is_an_error(settings: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        RestateAdapter(**{"url": "https://restate.example.com"} | settings)
-
-    assert message in str(raised.value)
-    assert "secret" not in str(raised.value)
