@@ -1,4 +1,4 @@
-"""PostgreSQL and SQLite do what the reference store says, step by step, whatever the steps."""
+"""Each database does what the reference store says, step by step, whatever the steps."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,10 @@ from support.store_transitions import KINDS, OPERATIONS
 
 import outbox
 
+pytestmark = [pytest.mark.on_mariadb, pytest.mark.in_portable_mode]
 
-@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 15), ("sqlite", 25)])
+
+@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 15), ("sqlite", 25), ("mariadb", 8)])
 def test_a_database_does_what_the_reference_store_does(
     request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str, examples: int
 ) -> None:
@@ -25,19 +27,25 @@ def test_a_database_does_what_the_reference_store_does(
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("since", ["nothing", "release", "deferred", "in progress", "stored 500"])
 def test_a_database_treats_late_answers_as_the_reference_store_does(
-    database: Database, ob: outbox.Outbox, kind: str
+    database: Database, ob: outbox.Outbox, since: str
 ) -> None:
+    """since: what has become of the entry when the first sender answers late; the second one answers after that, twice."""
     agreement = Agreement(database, ob)
-    agreement.enqueue("crm.upsert", ["a", "a"])
+    for kind in KINDS:
+        agreement.enqueue("crm.upsert", [kind, kind])
     agreement.claim("native")
     agreement.senders_crash("native")
+    late, fresh = agreement.claims[: len(KINDS)], agreement.claims[len(KINDS) :]
 
-    agreement.settle_one(kind, agreement.claims[0])
+    for pairs in fresh if since != "nothing" else ():
+        agreement.settle_one(since, pairs)
     agreement.they_agree()
-    agreement.settle_one(kind, agreement.claims[1])
-    agreement.they_agree()
+    for pairs in (*late, *fresh, *fresh):
+        assert pairs[0].ordering_key is not None
+        agreement.settle_one(pairs[0].ordering_key, pairs)
+        agreement.they_agree()
 
 
 @pytest.mark.every_value

@@ -126,6 +126,10 @@ class Paths:
         quotas = [quota(name, 50)._replace(recent=HOUR) for name in DUE]
         self.exchange((), claim_request(*quotas, unserved=["sms.send"]))
 
+    def claim_decided(self) -> None:
+        """What needs no send: nothing, among a backlog."""
+        assert self.exchange((), claim_request(quota("a", 250)._replace(known=True, admitted=True))).claimed == []
+
     def settle_and_claim(self) -> None:
         ended = [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in self.claimed[::3]]
         waits = [(entry, Retry(HOUR, "slow", 1, True, EPOCH)) for entry in self.claimed[1::3]]
@@ -274,6 +278,7 @@ APP: list[tuple[Callable[[Paths], None], int]] = [
 DISPATCHER: list[tuple[Callable[[Paths], None], int]] = [
     (Paths.claim, 2500),  # also passes over what is leased
     (Paths.claim_served, 3000),
+    (Paths.claim_decided, 50),
     (Paths.settle_and_claim, 2500),
     (Paths.share_out, 2500),
     (Paths.send_heads, 2500),
@@ -330,6 +335,18 @@ def test_no_path_reads_more_than_it_asks_for_whatever_the_statistics_say(postgre
         asked = APP + DISPATCHER + (OPERATOR if belief == "a million" else [])
         found += excesses(postgresql, Paths(postgresql, belief), asked, belief)
     on_each(postgresql, "ALTER TABLE {} RESET (autovacuum_enabled)")
+
+    assert not found, "\n".join(found)
+
+
+def test_what_ended_at_one_instant_is_deleted_in_the_order_of_an_index(postgresql: Database) -> None:
+    fill(postgresql, 10_000)
+    for name, column in (("settlement", "settled_at"), ("record", "keep_until"), ("tombstone", "forget_at")):
+        expired_at = "date_trunc('day', now()) - interval '90 days'"
+        postgresql.execute(sa.text(f"UPDATE outbox_{name} SET {column} = {expired_at}"))
+    on_each(postgresql, "VACUUM ANALYZE {}")
+
+    found = excesses(postgresql, Paths(postgresql, "one instant"), [(Paths.retain, 4000)], "ended at one instant")
 
     assert not found, "\n".join(found)
 

@@ -222,29 +222,3 @@ def test_a_claim_locks_no_row_that_it_does_not_take(
 
     assert sum(permits) > 300
     assert len(claimed) == locked == 300
-
-
-def test_the_claim_of_what_is_decided_reads_no_backlog(postgresql: Database, ob: outbox.Outbox) -> None:
-    fill(postgresql, 5000, "crm")
-    decided = "SELECT id FROM outbox_queue LIMIT 3"
-    outcome = '{"reason": "wrong", "known": {"state": "cancelled"}}'
-    postgresql.execute(sa.text(f"UPDATE outbox_queue SET known = 'crm', outcome = '{outcome}' WHERE id IN ({decided})"))
-    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    store = DatabaseStore(postgresql.engine, ob.configuration)
-    claim(store, quota("nobody"))
-    postgresql.engine.dispose()  # a backend reports its counts at its end
-    wait_for(lambda: rows_read(postgresql) >= 5000, "the counts of the preparation")
-    before = rows_read(postgresql)
-
-    claimed = claim(store, quota(permits=250)._replace(known=True, admitted=True))
-    postgresql.engine.dispose()
-
-    assert len(claimed) == 3
-    wait_for(lambda: rows_read(postgresql) > before, "the counts")
-    assert rows_read(postgresql) - before < 50
-
-
-def rows_read(database: Database) -> int:
-    """Rows of the queue that statements have read so far, by an index or without one."""
-    counts = "SELECT seq_tup_read + COALESCE(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = 'outbox_queue'"
-    return int(number(database, counts))

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +15,6 @@ from support.database import TABLES, Database
 from support.entries import (
     HOUR,
     LEASE,
-    age,
     change,
     claim,
     claim_at_once,
@@ -91,18 +90,6 @@ def test_a_claim_never_takes_more_with_callbacks_than_max_callbacks(bench: Bench
     assert {entry.destination for entry in of_none} == {"crm"}
 
 
-def test_a_claim_writes_a_whole_lease_and_commits_it(bench: Bench) -> None:
-    id = bench.put()
-    token = uuid4()
-
-    claim_one(bench.store, token=token, forms={"crm": "native v1"})
-
-    row = bench.row(id)
-    assert (row.state, row.lease_token, row.deliveries, row.attempts) == ("sending", token, 1, 0)
-    assert row.lease_until - row.leased_at == LEASE
-    assert (row.maybe_sent, row.in_doubt_since, row.sent_as) == (False, None, "native v1")
-
-
 def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Bench) -> None:
     parent = outbox.ParentKey("k", scope="ada", source="http")
     given = {"discriminator": "line 1", "options": {"account": "acct_1"}, "payload": {"b": 1, "a": "é"}}
@@ -124,118 +111,7 @@ def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Benc
     assert entry.leased_at.utcoffset() == timedelta(0)
 
 
-@pytest.mark.parametrize(
-    "not_ready",
-    [
-        {"due_at": NEVER, "suspended_reason": "paused"},
-        {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
-        {"state": "sending", "lease_token": TOKEN, "lease_until": NEVER, "leased_at": EPOCH},
-    ],
-    ids=["suspended", "uncertain", "leased"],
-)
-def test_a_claim_leaves_what_is_not_to_be_sent_now(bench: Bench, not_ready: dict[str, Any]) -> None:
-    id = bench.put()
-    change(bench.database, id, **not_ready)
-    before = bench.row(id)
-
-    assert claim(bench.store) == []
-
-    assert bench.row(id) == before
-
-
-def test_a_claim_leaves_what_is_due_later(bench: Bench) -> None:
-    bench.put(due=HOUR)
-
-    assert claim(bench.store) == []
-
-    age(bench.database, 2 * HOUR)
-    assert len(claim(bench.store)) == 1
-
-
-def test_a_hint_skips_what_was_due_before_and_a_cutoff_what_is_due_after(bench: Bench) -> None:
-    older, middle, newer = (bench.put() for _ in range(3))
-    at = bench.row(middle).due_at
-    change(bench.database, older, due_at=at - HOUR)
-    change(bench.database, newer, due_at=at + timedelta(microseconds=1))
-
-    claimed = claim(bench.store, quota(due_from=at), cutoff=at)
-
-    assert [entry.id for entry in claimed] == [middle]
-    assert {entry.id for entry in claim(bench.store)} == {older, newer}
-
-
-def test_the_first_send_is_pinned_to_the_longest_prefix_that_serves_it(bench: Bench) -> None:
-    forms = {"crm": "short", "crm.upsert": "long", "crm.up": "another word", "mail": "other"}
-    long = bench.put(operation="crm.upsert.all")
-    short = bench.put(operation="crm.upserting")
-
-    claim(bench.store, forms=forms)
-
-    assert bench.row(long).sent_as == "long"
-    assert bench.row(short).sent_as == "short"
-
-
-def test_what_no_adapter_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
-    id = bench.put()
-
-    claim(bench.store, forms={"mail": "native", "sms": "native"})
-
-    assert bench.row(id).sent_as is None
-
-
-def test_what_was_never_sent_is_pinned_again_and_what_is_in_doubt_is_not(bench: Bench) -> None:
-    clean, doubtful = bench.put(), bench.put()
-    change(bench.database, clean, sent_as="old")
-    change(bench.database, doubtful, sent_as="old", maybe_sent=True, in_doubt_since=EPOCH, state="retry")
-
-    claim(bench.store, forms={"crm": "new"})
-
-    assert bench.row(clean).sent_as == "new"
-    assert bench.row(doubtful).sent_as == "old"
-
-
 # --- taking over
-
-
-def test_an_expired_lease_is_taken_over_and_leaves_doubt(bench: Bench) -> None:
-    id = bench.put()
-    claim_one(bench.store, forms={"crm": "first"})
-    age(bench.database, HOUR)
-    lost = bench.row(id)
-
-    entry = claim_one(bench.store, forms={"crm": "second"})
-
-    assert (entry.deliveries, entry.attempts) == (2, 1)
-    assert entry.maybe_sent
-    assert entry.in_doubt_since == lost.leased_at
-    assert entry.sent_as == "first"
-    assert entry.leased_at > lost.leased_at + HOUR / 2
-    assert entry.lease_token != lost.lease_token
-
-
-def test_the_doubt_began_with_the_first_lease_that_was_lost(bench: Bench) -> None:
-    id = bench.put()
-    claim_one(bench.store)
-    for _ in range(3):
-        age(bench.database, HOUR)
-        claim_one(bench.store)
-    age(bench.database, HOUR)
-    first = bench.row(id).in_doubt_since
-
-    entry = claim_one(bench.store)
-
-    assert (entry.deliveries, entry.attempts) == (5, 4)
-    assert entry.in_doubt_since == first
-    assert entry.leased_at - first > 3.5 * HOUR
-
-
-def test_a_lease_that_holds_is_not_taken_over(bench: Bench) -> None:
-    bench.put()
-    claim_one(bench.store)
-
-    age(bench.database, LEASE - timedelta(seconds=20))
-
-    assert claim(bench.store) == []
 
 
 def test_a_process_that_falls_silent_in_its_claim_does_not_keep_the_entry(

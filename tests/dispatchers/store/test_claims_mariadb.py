@@ -17,7 +17,6 @@ import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_rows, rows_mariadb
-from dispatchers.stored_outcome import NOTHING_STORED, read_outcome, write_outcome
 from dispatchers.transitions import Settle
 
 ENTRIES = 40
@@ -90,17 +89,6 @@ def test_what_a_batch_may_not_end_keeps_its_queue_row(mariadb: Database, ob: out
 
     assert settled == {row.id for row in mariadb.rows(TABLES.settlement)} == {entry.id for entry in claimed[lost:]}
     assert {row.id for row in mariadb.rows(TABLES.queue)} == {entry.id for entry in claimed[:lost]}
-
-
-def test_a_claim_reads_the_outcome_that_is_stored_of_an_entry(mariadb: Database, ob: outbox.Outbox) -> None:
-    first, second = put(mariadb, ob, count=2)
-    change(mariadb, second, outcome=write_outcome("slow", deliveries=1))
-    store = DatabaseStore(mariadb.engine, ob.configuration)
-
-    claimed = claim(store, quota())
-
-    read = {entry.id: entry.outcome for entry in claimed}
-    assert read == {first: NOTHING_STORED, second: read_outcome(write_outcome("slow", deliveries=1))}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """What sharing out costs, in terms that do not depend on the machine: plans, statements, index entries; and what others pay."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import sqlalchemy as sa
 from support.daemons import wait_for
-from support.database import TABLES, Database, nodes, statements_of
+from support.database import TABLES, Database, statements_of
 from support.entries import claim, put, quota, settle
-from test_claim_plans import HOT_MIN, drained, fill, number, run, updates_of_queue
+from test_claim_plans import HOT_MIN, drained, fill, number, updates_of_queue
 
 import outbox
 from dispatchers.store.database import DatabaseStore
@@ -37,62 +33,6 @@ def fair() -> outbox.Outbox:
 
 def fill_scopes(database: Database, scopes: int, each: int) -> None:
     database.execute(sa.text(FILL).bindparams(scopes=scopes, each=each))
-
-
-@contextmanager
-def plans_of(engine: sa.Engine) -> Iterator[list[list[dict[str, Any]]]]:
-    """The nodes of the plans of what is claimed in the block: each statement is explained, and then executed."""
-    plans: list[list[dict[str, Any]]] = []
-
-    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
-        dbapi = connection.connection.dbapi_connection
-        if "outbox_queue" in statement:
-            (plan,) = dbapi.execute(f"EXPLAIN (FORMAT JSON) {statement}", parameters).fetchone()[0]
-            plans.append(list(nodes(plan["Plan"])))
-
-    sa.event.listen(engine, "before_cursor_execute", explain)
-    try:
-        yield plans
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", explain)
-
-
-def read_by(database: Database, fair: outbox.Outbox) -> list[str]:
-    """How a claim of a fair destination reads the tables, after others have been there."""
-    engine = database.new_engine()
-    store = DatabaseStore(engine, fair.configuration)
-    claim(store, quota(permits=64))
-    with plans_of(engine) as plans:
-        assert len(claim(store, quota(permits=64))) == 64
-    found = [node for plan in plans for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
-    return [f"{node['Node Type']} by {node.get('Index Name')}" for node in found if "Scan" in node["Node Type"]]
-
-
-def test_sharing_reads_no_table_from_end_to_end_whatever_the_statistics(
-    postgresql: Database, fair: outbox.Outbox
-) -> None:
-    for table in ("outbox_queue", "outbox_entry"):
-        run(postgresql, f"ALTER TABLE {table} SET (autovacuum_enabled = off)", f"ANALYZE {table}")
-    fill_scopes(postgresql, 1, 20_000)
-    fill_scopes(postgresql, 2000, 5)
-
-    believed_empty = read_by(postgresql, fair)
-    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    known = read_by(postgresql, fair)
-    run(postgresql, "DELETE FROM outbox_queue WHERE scope <> 'tenant 1'", "ANALYZE outbox_queue")
-    fill_scopes(postgresql, 300, 3)
-    believed_of_one = read_by(postgresql, fair)
-    run(postgresql, "DELETE FROM outbox_queue WHERE scope = 'tenant 1'")
-    outdated = read_by(postgresql, fair)
-    for table in ("outbox_queue", "outbox_entry"):
-        run(postgresql, f"ALTER TABLE {table} RESET (autovacuum_enabled)")
-
-    for kinds in (believed_empty, known, believed_of_one, outdated):
-        bitmaps = {"Bitmap Heap Scan by None", "Bitmap Index Scan by outbox_queue_pkey"}  # of what is leased
-        read = [kind for kind in kinds if kind not in bitmaps]
-        assert not [kind for kind in read if kind.startswith(("Seq Scan", "Bitmap", "Parallel"))], kinds
-        by_scope = [kind for kind in kinds if "outbox_queue_fair" in kind]
-        assert len(by_scope) == 5, kinds  # two steps, whether there is anything, how much, and the lease
 
 
 def test_what_is_shared_out_is_planned_for_the_queue_as_it_is(postgresql: Database, fair: outbox.Outbox) -> None:

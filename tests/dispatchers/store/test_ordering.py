@@ -83,20 +83,6 @@ def test_groups_do_not_wait_for_each_other_nor_others_for_groups(database: Datab
     assert state(database, free) == "delivered"
 
 
-def test_what_waits_for_a_retry_waits_until_that_has_ended(database: Database, ob: outbox.Outbox) -> None:
-    service = OrderedService(first=BUSY)
-    ids = put_in_group(database, ob, "first", "second")
-
-    send_all(database, ob, service)
-    assert states_of(database, ids) == ["retry", "blocked"]
-    assert queue_row(database, ids[1]).deliveries == 0
-    service.answers.clear()
-    age(database, HOUR)
-    send_all(database, ob, service)
-
-    assert service.came == {"ada": ["first", "first", "second"]}
-
-
 def test_the_head_is_waited_for_however_late_it_is_due(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     put_in_group(database, ob, "later", due=HOUR)
@@ -215,38 +201,6 @@ def test_cancelling_the_head_lets_the_next_one_go(database: Database, ob: outbox
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["first", "second", "third"]}
-
-
-def test_a_cancelled_one_after_the_head_is_left_out(database: Database, ob: outbox.Outbox) -> None:
-    service = OrderedService(first=BUSY)
-    ids = put_in_group(database, ob, "first", "second", "third")
-    send_all(database, ob, service)
-
-    with database.begin() as session:
-        assert ob.cancel(session, ids[1])
-    decide(database, decisions.cancel, ids[2])
-    service.answers.clear()
-    age(database, HOUR)
-    put_in_group(database, ob, "fourth")
-    send_all(database, ob, service)
-
-    assert service.came == {"ada": ["first", "first", "fourth"]}
-    assert states_of(database, ids) == ["delivered", "cancelled", "cancelled"]
-
-
-def test_cancelling_the_first_of_a_flush_lets_the_others_of_it_go(database: Database, ob: outbox.Outbox) -> None:
-    service = OrderedService()
-    with database.begin() as session:
-        entries = [
-            ob.enqueue(session, "crm.upsert", {"group": "ada", "name": name}, parent=name, ordering_key="ada")
-            for name in ("first", "second", "third")
-        ]
-
-    with database.begin() as session:
-        assert ob.cancel(session, entries[0].id)
-    send_all(database, ob, service)
-
-    assert service.came == {"ada": ["second", "third"]}
 
 
 # --- whatever makes an entry due too early

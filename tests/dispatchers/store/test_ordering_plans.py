@@ -4,9 +4,8 @@ from typing import Any
 
 import sqlalchemy as sa
 from support.database import TABLES, Database, nodes, statements_of
-from support.entries import HOUR, age, claim, claim_one, claim_request, quota, settle
+from support.entries import HOUR, age, claim, claim_request, quota, settle
 from support.ordering import OrderedService, blocked, put_in_group, send_all
-from test_claim_plans import run
 
 import outbox
 from dispatchers import Unknown
@@ -14,52 +13,6 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_postgresql
 from dispatchers.store.queue.ordering import sort_out
 from dispatchers.transitions import Settle
-from outbox.sql.ordering import Place, advance
-
-FILL = """
-    WITH written AS (
-        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
-            destination, payload, options, headers, schema_version, due_at, created_at, ordering_key)
-        SELECT gen_random_uuid(), 'test', '', 'app', 'order:' || n, 'crm.upsert', '', 'k1', sha256(n::text::bytea),
-            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now(), now(), 'group ' || n % 5
-        FROM generate_series(1, 20000) AS n
-        RETURNING id, destination, ordering_key
-    )
-    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position)
-    SELECT id, destination, 'pending', '9999-12-31Z', 0, 0, false, 0, ordering_key, nextval('outbox_position') FROM written
-"""
-
-
-def test_the_head_of_a_long_group_and_its_follower_are_found_by_the_index(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
-    put_in_group(postgresql, ob, "head", group="group 0")
-    postgresql.execute(sa.text(FILL))
-    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    head = claim_one(DatabaseStore(postgresql.new_engine(), ob.configuration))
-    engine = postgresql.new_engine()
-    plans: list[dict[str, Any]] = []
-
-    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        given = parameters[0] if many else parameters
-        (plan,) = connection.connection.dbapi_connection.execute(
-            f"EXPLAIN (FORMAT JSON) {statement}", given
-        ).fetchone()[0]
-        plans.append(plan["Plan"])
-
-    with engine.begin() as connection:
-        sa.event.listen(engine, "before_cursor_execute", explain)
-        assert sort_out(connection, TABLES, [head]).may_go == [head]
-        advance(connection, TABLES, [Place("group 0", 1)])
-
-    assert len(plans) == 2
-    for plan in plans:
-        types = [node["Node Type"] for node in nodes(plan) if "outbox_" in node.get("Relation Name", "")]
-        assert set(types) - {"ModifyTable"} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, (
-            types
-        )  # the last by id
-        assert "outbox_queue_group" in [node.get("Index Name") for node in nodes(plan)]
-        assert [node["Plan Rows"] for node in nodes(plan) if node["Node Type"] == "Limit"] == [1]
 
 
 def test_the_dead_rows_before_a_head_are_walked_over_once_a_group(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -218,17 +218,6 @@ def test_a_server_that_answers_with_conflicts_is_not_taken_for_silent(
     assert queue_row(portable, id).deliveries == 0
 
 
-def test_a_lost_lease_cannot_change_the_entry_of_the_next_claim(portable: Database, ob: outbox.Outbox) -> None:
-    store = DatabaseStore(portable.engine, ob.configuration)
-    id = put_one(portable, ob)
-    (late,) = claim(store)
-    age(portable, HOUR)
-    (fresh,) = claim(store)
-
-    assert settle(store, (late, Settle("failed", 1, reason="no"))) == set()
-    assert queue_row(portable, id).lease_token == fresh.lease_token
-
-
 def test_a_conflict_after_a_callback_is_not_the_callbacks_failure(
     portable: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,13 +6,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.database import TABLES, Database
 from support.decide import KEYS
-from support.entries import HOUR, claim_one, put_one, queue_row, quota, settle
+from support.entries import HOUR
 
-import outbox
 from dispatchers.decide import conclude
-from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue.queue_update import Unsettled, queue_update
 from dispatchers.stored_outcome import NOTHING_STORED, Known, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, End, MarkUncertain, Release, Retry, RetryCallback, SendAgain, Settle
@@ -188,26 +185,3 @@ def test_what_a_newer_release_puts_on_record_beside_that_is_passed_over() -> Non
 
 def test_no_record_knows_nothing() -> None:
     assert read_outcome(None).known is None
-
-
-def test_the_databases_write_the_same_row(database: Database, ob: outbox.Outbox) -> None:
-    """One batch with every kind of move, each checked against what `queue_update` says."""
-    store = DatabaseStore(database.engine, ob.configuration)
-    changes: list[Any] = [change for _, change, _, _ in MOVES]
-    entries = []
-    for number in range(len(changes)):
-        put_one(database, ob, destination=f"d{number}")
-        entries.append(claim_one(store, quotas=[quota(f"d{number}")]))
-
-    settle(store, *zip(entries, changes, strict=True))
-
-    for entry, change in zip(entries, changes, strict=True):
-        row, values = queue_row(database, entry.id), queue_update(entry, change)
-        for name in ("state", "attempts", "maybe_sent", "in_doubt_since", "key_epoch", "outcome"):
-            assert getattr(row, name) == getattr(values, name), name
-        assert (row.lease_token, row.leased_at, row.lease_until) == (None, None, None)
-        assert (row.first_leased_at is None) == (values.state == "pending")
-        assert row.deliveries == 1
-    reasons = [queue_update(entry, change).reason for entry, change in zip(entries, changes, strict=True)]
-    events = database.rows(TABLES.event)
-    assert sorted(event.reason for event in events) == sorted(reason for reason in reasons if reason is not None)
