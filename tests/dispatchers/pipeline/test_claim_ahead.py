@@ -183,20 +183,6 @@ def test_claims_grow_where_sends_end_fast(
     assert most_at_once == 4
 
 
-def test_claims_do_not_grow_for_a_service_that_keeps_no_keys(
-    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(postgresql, ob, count=100)
-
-    async def send(delivery: Delivery) -> Outcome:
-        return Delivered()
-
-    claims = drain(postgresql, ob, send, monkeypatch, sends=100, concurrency=4, at_least_once=False)
-
-    assert sum(claims) == 100
-    assert max(claims) == 2
-
-
 def test_claims_do_not_grow_where_others_name_the_destination(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=100)
     mail = put(postgresql, ob, "mail.send", count=100, destination="crm")

@@ -21,7 +21,7 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import Deferred, Delivered, KeyConflict, Outcome, Unknown
+from dispatchers import Deferred, Delivered, Unknown
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_core import API_KEY
@@ -97,20 +97,6 @@ def test_a_key_past_its_window_is_never_sent_again(database: Database, ob: outbo
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
 
 
-def test_after_a_sender_crashed_the_window_counts_from_its_lease(database: Database, ob: outbox.Outbox) -> None:
-    inside = put_one(database, ob)
-    crash(database, ob)
-    adapter = MemoryAdapter([SLOW], window=DAY)
-
-    age(database, 23 * HOUR)
-    run_once(database, ob, adapters={"crm": adapter})
-    age(database, HOUR)
-    run_once(database, ob, adapters={"crm": adapter})
-
-    assert len(adapter.deliveries) == 1
-    assert (state(database, inside), queue_row(database, inside).attempts) == ("uncertain", 2)
-
-
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_without_keys_only_who_asked_for_it_sends_again(
     database: Database, ob: outbox.Outbox, at_least_once: bool
@@ -168,23 +154,6 @@ def test_an_entry_ages_from_its_first_attempt_unless_no_dispatcher_works(databas
 
 
 # --- the service knows better
-
-
-@pytest.mark.parametrize(
-    "earlier", [[], [Deferred("busy")], [Unknown("no answer")]], ids=["first", "later", "in doubt"]
-)
-def test_a_key_conflict_is_uncertain_at_once_and_never_sent_again(
-    database: Database, ob: outbox.Outbox, earlier: list[Outcome]
-) -> None:
-    id = put_one(database, ob)
-    adapter = MemoryAdapter([*earlier, KeyConflict("other parameters")])
-
-    for _ in range(4):
-        run_once(database, ob, adapters={"crm": adapter})
-        age(database, HOUR)
-
-    assert len(adapter.deliveries) == len(earlier) + 1
-    assert state(database, id) == "uncertain"
 
 
 def test_a_lost_row_enqueued_again_with_other_content_meets_its_old_key(database: Database, ob: outbox.Outbox) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database
-from support.entries import claim, claim_one, dispatcher, put, put_one, run_once, settle, state, states, until_true
+from support.entries import claim, dispatcher, put_one, run_once, states, until_true
 from support.late_answers import begun_and_held
 
 import outbox
@@ -27,7 +27,6 @@ from dispatchers.errors import DecisionRefused, Suspended
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.records import identity as store_identity
-from dispatchers.transitions import Release, Retry, Settle
 
 pytestmark = pytest.mark.on_mariadb
 
@@ -205,18 +204,6 @@ def test_a_server_with_fewer_rights_is_guarded_by_what_it_does_report(
 # --- what a suspension prevents
 
 
-def test_nothing_is_claimed_while_every_dispatcher_holds(
-    store: DatabaseStore, database: Database, ob: outbox.Outbox
-) -> None:
-    put(database, ob, count=2)
-    check_identity(store)
-    hold(database)
-
-    assert claim(store) == []
-    database.execute(sa.update(META).values(suspended_reason=None))
-    assert len(claim(store)) == 2
-
-
 def test_the_late_answer_of_a_check_does_not_replace_a_later_check(
     store: DatabaseStore, database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,16 +246,6 @@ def test_a_slow_identity_file_does_not_hide_a_later_suspension(
     assert guard.suspended == "restored"
 
 
-def test_nothing_is_claimed_where_the_identity_is_older_than_the_known_one(
-    store: DatabaseStore, database: Database, ob: outbox.Outbox
-) -> None:
-    put(database, ob, count=2)
-    seen = identity_of(check_identity(store)).number
-
-    assert claim(store, seen=seen + 1) == []
-    assert len(claim(store, seen=seen)) == 2
-
-
 def test_nothing_is_claimed_where_the_known_identity_is_missing(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
@@ -277,28 +254,6 @@ def test_nothing_is_claimed_where_the_known_identity_is_missing(
     database.execute(sa.delete(META))
 
     assert claim(store, seen=seen) == []
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        Settle("failed", 1, reason="status 422"),
-        Retry(timedelta(0), "slow", 1, False, None),
-        Release("not tried"),
-    ],
-    ids=["failed", "wait", "hand back"],
-)
-def test_while_dispatchers_are_suspended_only_success_counts_in_flight(
-    store: DatabaseStore, database: Database, ob: outbox.Outbox, end: Any
-) -> None:
-    id = put_one(database, ob)
-    check_identity(store)
-    claimed = claim_one(store)
-    hold(database)
-
-    assert settle(store, (claimed, end)) == set()
-    assert state(database, id) == "sending"
-    assert settle(store, (claimed, Settle("delivered", 1))) == {id}
 
 
 def test_nothing_is_cancelled_while_every_dispatcher_holds(
@@ -319,20 +274,6 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
     database.execute(sa.update(META).values(suspended_reason=None))
     with database.begin() as session:
         assert ob.cancel(session, id)
-
-
-def test_an_entry_that_counts_as_maybe_sent_is_looked_up_before_it_is_sent(
-    database: Database, ob: outbox.Outbox
-) -> None:
-    id = put_one(database, ob)
-    queue = TABLES.queue
-    database.execute(sa.update(queue).values(maybe_sent=True, in_doubt_since=queue.c.due_at, state="retry"))
-    service = MemoryAdapter(window=None)
-
-    run_once(database, ob, adapters={"crm": service})
-
-    assert state(database, id) == "uncertain"
-    assert service.deliveries == []
 
 
 # --- the dispatcher

@@ -1,19 +1,15 @@
 """Status lookups beside other actions on the same entry, and lookups whose process dies."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.daemons import daemon as process
-from support.daemons import write_factory
 from support.database import Database
 from support.entries import (
     HOUR,
     age,
     claim_one,
-    dispatcher,
     put_one,
     queue_row,
     run_once,
@@ -99,21 +95,6 @@ def test_an_operators_decision_before_a_lookup_is_what_counts(
     assert (state(database, id), len(adapter.lookup)) == ("delivered", 1)
 
 
-def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
-    id, adapter = awaiting_lookup(database, ob, "request", finds=[Absent()])
-
-    async def both() -> None:
-        dispatchers = [dispatcher(database, ob, adapters={"crm": adapter}) for _ in range(2)]
-        await asyncio.gather(*(each.run_once() for each in dispatchers))
-        await asyncio.gather(*(each.run_once() for each in dispatchers))
-        for each in dispatchers:
-            await each.close()
-
-    asyncio.run(both())
-
-    assert (state(database, id), len(adapter.lookup), adapter.effects.total()) == ("delivered", 1, 1)
-
-
 def test_a_lookup_that_lost_its_lease_changes_nothing(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
@@ -150,16 +131,6 @@ def test_a_lookup_whose_process_crashed_is_made_again(
     assert (state(database, id), len(adapter.deliveries)) == ("delivered", 1)
 
 
-def test_a_crashed_lookup_is_no_attempt(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
-    id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down")])
-    claim_one(store)
-    age(database, QUIET)
-
-    run_once(database, ob, adapters={"crm": adapter})
-
-    assert (state(database, id), queue_row(database, id).attempts) == ("uncertain", 1)
-
-
 def test_lookups_that_kill_their_process_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[])
     for _ in range(MAX_CRASHES):
@@ -171,31 +142,3 @@ def test_lookups_that_kill_their_process_end(database: Database, ob: outbox.Outb
     row = queue_row(database, id)
     assert (row.state, row.due_at, row.attempts) == ("uncertain", NEVER, 1)
     assert json.loads(row.outcome)["reason"].endswith("3 consecutive status lookups crashed with their process")
-
-
-def test_a_process_killed_in_a_lookup_leaves_it_to_the_next(
-    database: Database, ob: outbox.Outbox, tmp_path: Any
-) -> None:
-    id, adapter = put_one(database, ob), keyless("answer")
-    run_once(database, ob, adapters={"crm": adapter})
-    age(database, QUIET)
-    write_factory(
-        tmp_path,
-        """
-import signal
-
-def die(delivery):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def make():
-    return Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(window=None, find=die)})
-""",
-    )
-    with process(tmp_path, database.url) as killed:
-        assert killed.wait() == -9
-
-    looking = queue_row(database, id)
-    look_up(database, ob, adapter)
-
-    assert (looking.state, looking.deliveries) == ("sending", 2)
-    assert (state(database, id), len(adapter.deliveries), adapter.effects.total()) == ("delivered", 1, 1)

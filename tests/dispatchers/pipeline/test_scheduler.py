@@ -79,39 +79,6 @@ def test_what_was_passed_over_can_fill_a_claim_too() -> None:
     assert [quota.destination for quota in scheduler.next_quotas(0)] == ["b", "c", "a"]
 
 
-@pytest.mark.parametrize("deep", [1, 3, 30, 150])
-def test_however_many_have_a_backlog_each_destination_gets_its_turn(deep: int) -> None:
-    names = [f"d{number:03}" for number in range(150)]
-    backlog = dict.fromkeys(names[-deep:], 10**6)
-    scheduler = Scheduler(names, Destinations(permits=100, permits_in_all=1000))
-    served: set[str] = set()
-
-    for _ in range(20):
-        quotas, entries = scheduler.next_quotas(0), list[ClaimedEntry]()
-        for name, permits in [(quota.destination, quota.permits) for quota in quotas]:
-            left = max_entries(quotas) - len(entries)
-            entries += [claimed(name)] * min(permits, left, backlog.get(name, 0))
-        scheduler.note_claim(quotas, entries)
-        for entry in entries:
-            served.add(entry.destination)
-            scheduler.destinations.release(entry)
-
-    assert served == set(backlog)
-
-
-def test_every_destination_is_asked_before_a_round_is_over() -> None:
-    scheduler = Scheduler(["home"], Destinations(permits=1, permits_in_all=10_000))
-    scheduler.learn([f"d{number}" for number in range(120)])
-    asked: set[str] = set()
-
-    while not scheduler.all_asked:
-        quotas = scheduler.next_quotas(0)
-        asked.update(quota.destination for quota in quotas)
-        scheduler.note_claim(quotas, [])
-
-    assert len(asked) == 121
-
-
 def test_only_what_a_hint_has_named_is_asked_next() -> None:
     scheduler = Scheduler(["crm", "mail", "stripe"], Destinations(permits=4, permits_in_all=100))
 
@@ -174,32 +141,6 @@ def test_a_half_full_batch_of_many_destinations_is_followed_by_another() -> None
     entries = [claimed(quota.destination) for quota in quotas for _ in range(5)]
 
     assert scheduler.note_claim(quotas, entries, hints_follow=True)
-
-
-@given(
-    st.lists(st.sampled_from([0, 1, 30, 1000]), min_size=1, max_size=70),
-    st.sampled_from([1, 4, 50, 1000]),
-    st.sampled_from([1, 7, 1000]),
-)
-def test_no_destination_waits_for_longer_than_the_others_take_turns(due: list[int], permits: int, in_all: int) -> None:
-    """Each claim is served in the order of its quotas until it is full; what is due never ends."""
-    names = [f"d{number:02}" for number in range(len(due))]
-    scheduler = Scheduler(names, Destinations(permits=permits, permits_in_all=in_all))
-    served: set[str] = set()
-
-    for _ in range(2 * len(names)):
-        quotas = scheduler.next_quotas(0)
-        entries = [
-            claimed(quota.destination)
-            for quota in quotas
-            for _ in range(min(due[names.index(quota.destination)], quota.permits))
-        ][: sum(quota.reserved for quota in quotas)]
-        scheduler.note_claim(quotas, entries)
-        served.update(entry.destination for entry in entries)
-        for entry in entries:
-            scheduler.destinations.release(entry)
-
-    assert served == {name for name, count in zip(names, due, strict=True) if count}
 
 
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:

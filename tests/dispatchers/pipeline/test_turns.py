@@ -290,20 +290,6 @@ def test_each_destination_with_stored_ends_is_asked(count: int, in_all: int, is_
     assert asked == set(names)
 
 
-def test_a_round_asks_each_destination_with_stored_ends() -> None:
-    names = [f"d{number:03}" for number in range(1000)]
-    scheduler = Scheduler(["home"], Destinations(permits=1, permits_in_all=1000))
-    scheduler.learn(names, known=names)
-    asked: set[str] = set()
-
-    while not scheduler.all_asked:
-        quotas = scheduler.next_quotas(0)
-        asked |= {quota.destination for quota in quotas if quota.known}
-        scheduler.note_claim(quotas, [])
-
-    assert asked == set(names)
-
-
 def brought_by(quotas: Sequence[Quota]) -> list[ClaimedEntry]:
     """Each quota is used up."""
     return [
