@@ -1,16 +1,15 @@
 """Asking again in the dashboard, for one entry and in bulk: with the app's secret, and what a dashboard without it does."""
 
-import shlex
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import SECRET_TEXT, document, put_ended
+from support.cli_runner import put_ended
 from support.dashboard import Browser, by_header, dashboard
 from support.database import TABLES, Database
-from support.entries import put_one, reasons, run_once
+from support.entries import reasons, run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -82,19 +81,6 @@ def test_the_version_of_an_ended_entry_refuses_what_has_changed(database: Databa
     assert audit(database) == [("ada", "again", 1, "it exists now")]
 
 
-def test_what_was_delivered_or_waits_is_not_asked_for_again(database: Database, ob: outbox.Outbox) -> None:
-    delivered, waiting = put_ended(database, ob), put_one(database, ob)
-
-    with dashboard(database, outbox=ob) as app:
-        browser = Browser(app)
-        shown = [offers(browser.api(f"/entries/{id}").json()) for id in (delivered, waiting)]
-        refused = [browser.api(f"/entries/{id}/decide", WHY, **BEARER) for id in (delivered, waiting)]
-
-    assert not any("again" in each for each in shown)
-    assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(409, "wrong_state")] * 2
-    assert asked_for(database) == set()
-
-
 # --- in bulk
 
 
@@ -119,18 +105,6 @@ def test_all_that_a_list_shows_as_failed_are_asked_for_again(database: Database,
     assert asked_for(database) == set(failed)
     assert audit(database) == [("ada", "again", 2, "it exists now")]
     assert "2 more match and would be left alone: it was asked for again already" in repeated
-
-
-def test_the_command_asks_again_for_the_same_entries(database: Database, ob: outbox.Outbox) -> None:
-    put_failed(database, ob, 2)
-    secret = {"OUTBOX_SECRET": SECRET_TEXT, "OUTBOX_ENV": "test"}
-    own = outbox.Outbox(outbox.Keyring.from_text(SECRET_TEXT), env="test")
-
-    with dashboard(database, outbox=own) as app:
-        shown = Browser(app).api("/bulk?decision=again&state=failed&since=1h").json()
-    answer = document(*shlex.split(shown["command"])[1:], "--dry-run", database=database, **secret)
-
-    assert (answer["sentence"], answer["count"]) == (shown["sentence"], 2)
 
 
 @pytest.mark.parametrize(("decision", "state"), [("again", "pending"), ("cancel", "failed")])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import document, put_suspended, put_uncertain
+from support.cli_runner import document, put_uncertain
 from support.dashboard import Browser, dashboard, signed_in
 from support.database import TABLES, Database
 from support.entries import change, put, put_one, queue_row
@@ -180,17 +180,6 @@ def test_an_entry_that_a_program_sends_twice_is_counted_once(database: Database,
 
     assert (answer["sentence"], answer["total"]) == ("cancel 1 entry that is pending or retry", 1)
     assert (answer["done"], answer["left"]) == (1, 0)
-
-
-def test_release_is_about_suspended_entries_only(database: Database, ob: outbox.Outbox) -> None:
-    put_one(database, ob)
-    put_suspended(database, ob)
-
-    with dashboard(database) as app:
-        shown = Browser(app).api("/bulk?decision=release").json()
-
-    assert (shown["count"], shown["left_alone"]) == (1, {})
-    assert "that is suspended" in shown["sentence"]
 
 
 def test_more_entries_than_the_limit_are_left_to_the_command(

@@ -109,19 +109,6 @@ def put_attempt(database: Database, id: UUID) -> None:
     database.execute(sa.insert(TABLES.event).values(event))
 
 
-def test_who_proposed_a_decision_is_refused(database: Database, ob: outbox.Outbox, team: Team) -> None:
-    ids = put(database, ob, count=2)
-    counted = team.ada.api("/bulk?decision=cancel").json()
-    body = {**counted["parameters"], "entries": counted["entries"], "reason": "ordered twice"}
-    made = team.ada.api("/bulk/propose", body, **BEARER).json()
-
-    answer = team.ada.api(f"/proposals/{made['id']}/confirm", {}, **BEARER)
-
-    assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
-    assert "another operator must confirm it" in answer.json()["detail"]
-    assert decided(database, *ids) == 0
-
-
 def test_a_decision_of_two_cannot_be_made_by_one(database: Database, ob: outbox.Outbox, team: Team) -> None:
     id, lost = put_one(database, ob), put_uncertain(database, ob)
     counted = team.ada.api("/bulk?decision=cancel").json()
@@ -164,17 +151,6 @@ def test_a_proposal_can_be_withdrawn_by_its_own_operator(database: Database, ob:
 
     assert withdrawn.status_code == 303
     assert (refused.status_code, "was withdrawn by" in refused.text) == (409, True)
-
-
-def test_an_expired_proposal_cannot_be_confirmed(database: Database, ob: outbox.Outbox, team: Team) -> None:
-    put_one(database, ob)
-    team.ada.text("/bulk?decision=cancel")
-    team.ada.send("/bulk/propose", reason="ordered twice")
-    path = confirm_path(team.bob.text("/proposals"))
-    database.execute(sa.update(TABLES.proposal).values(expires_at=TABLES.proposal.c.at))
-
-    assert team.bob.send(path).status_code == 409
-    assert "expired" in team.bob.text("/proposals")
 
 
 @pytest.mark.parametrize("names", ["cancel", ["look_up"]])

@@ -36,28 +36,6 @@ def offered(database: Database, *roles: str) -> dict[str, str | None]:
     return {offer["decision"]: offer["why_not"] for offer in case["offers"] or []}
 
 
-def test_within_the_window_the_same_key_is_offered_and_a_new_one_is_not(database: Database, ob: outbox.Outbox) -> None:
-    put_case(database, ob)
-    put_heartbeat(database)
-
-    found = offered(database)
-
-    assert [name for name, why_not in found.items() if why_not is None] == [
-        *("look_up", "same_key", "happened", "did_not_happen")
-    ]
-    assert found["new_key"] == "the service still remembers its key: under a new key it may happen twice"
-
-
-def test_after_the_window_a_new_key_is_offered_and_the_same_one_is_not(database: Database, ob: outbox.Outbox) -> None:
-    put_case(database, ob, hours=30)
-    put_heartbeat(database)
-
-    found = offered(database)
-
-    assert found["new_key"] is None
-    assert found["same_key"] == "the service may have forgotten the key by then: it may happen twice"
-
-
 def test_the_work_list_shows_the_evidence_the_key_and_the_countdown(database: Database, ob: outbox.Outbox) -> None:
     id = put_case(database, ob)
     put_heartbeat(database)

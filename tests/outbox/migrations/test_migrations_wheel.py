@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -65,16 +64,6 @@ def installed(wheel, tmp_path_factory) -> Path:
     packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(home)}))
     (packages / "lent.pth").write_text("\n".join(site.getsitepackages()))
     return home / "bin"
-
-
-def test_the_wheel_holds_the_migrations_inside_the_package(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-
-    scripts = {path.relative_to(ROOT / "alembic") for path in (ROOT / "alembic").rglob("*.py")}
-    assert {f"outbox/_migrations/{script.as_posix()}" for script in scripts} <= set(names)
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"outbox", "dispatchers"}
-    assert not [name for name in names if "__pycache__" in name]
 
 
 def test_from_the_wheel_the_migrations_run(installed, tmp_path):
