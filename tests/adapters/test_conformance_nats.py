@@ -1,7 +1,5 @@
 """NatsAdapter in the conformance suite."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -65,14 +63,8 @@ class TestNats(AdapterSuite):
     )
     never = {KeyConflict: "JetStream does not compare messages"}  # noqa: RUF012
 
-    @contextmanager
-    def remote(self) -> Iterator[FakeNats]:
-        remote = FakeNats()
-        remote.start()
-        try:
-            yield remote
-        finally:
-            remote.stop()
+    def remote(self) -> FakeNats:
+        return FakeNats()
 
     def adapter(self, remote: FakeNats, timeout: timedelta) -> Adapter:
         return NatsAdapter(urls=f"nats://shop:{PASSWORD}@127.0.0.1:{remote.port}", stream=STREAM, timeout=timeout)

@@ -1,7 +1,5 @@
 """RabbitMqAdapter in the conformance suite: with an exchange, and with the default exchange."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -47,14 +45,8 @@ class RabbitMqSuite(AdapterSuite):
         Rejected: "it rejects only options of an entry and long routing keys, and no message",
     }
 
-    @contextmanager
-    def remote(self) -> Iterator[FakeRabbitMq]:
-        remote = FakeRabbitMq()
-        remote.start()
-        try:
-            yield remote
-        finally:
-            remote.stop()
+    def remote(self) -> FakeRabbitMq:
+        return FakeRabbitMq()
 
     def adapter(self, remote: FakeRabbitMq, timeout: timedelta) -> Adapter:
         url = f"amqp://shop:{PASSWORD}@127.0.0.1:{remote.port}/"

@@ -2,16 +2,14 @@
 
 import asyncio
 import base64
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import aiosmtplib
 import pytest
-from support.mail_servers import CLOSE, DRIP, HANG, RESET, Faulty, adapter_for, faulty_server
+from support.fake_broker import NO_LISTENER, FakeBroker
+from support.mail_servers import CLOSE, DRIP, HANG, RESET, Faulty, adapter_for
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.testing.conformance import AdapterSuite, Scenario
@@ -19,42 +17,22 @@ from dispatchers.time_limits import Window
 
 PASSWORD = "open-sesame-5eb63bbb"
 LOGIN = base64.b64encode(f"\0shop\0{PASSWORD}".encode()).decode()
-NO_LISTENER = "no listener"
 
 
-class MailFarSide:
-    """A mail server in a thread of its own. A behaviour is what it does at which point; see `Faulty`."""
+class MailFarSide(FakeBroker):
+    """A mail server. A behaviour is what it does at which point; see `Faulty`."""
 
     def __init__(self) -> None:
-        self.port = 0
+        super().__init__()
         self._faulty = Faulty(extensions=("SIZE 1000000", "AUTH PLAIN"))
-        self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    @property
-    def requests(self) -> list[bytes]:
-        return self._faulty.messages
+        self.requests = self._faulty.messages
 
     def behave(self, behaviour: Mapping[str, str]) -> None:
+        super().behave(behaviour)
         self._faulty.at = {"AUTH": "235 2.7.0 welcome", **behaviour}
-        if NO_LISTENER in behaviour:
-            self.stop()
 
-    async def serve(self) -> None:
-        stopped = asyncio.Event()
-        async with faulty_server(self._faulty) as self.port:
-            self._listening.set_result((asyncio.get_running_loop(), stopped))
-            await stopped.wait()
-
-    def stop(self) -> None:
-        loop, stopped = self._listening.result(timeout=60)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stopped.set)
-            self.thread.join(timeout=60)
-
-    def start(self) -> None:
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.serve()), name="mail", daemon=True)
-        self.thread.start()
-        self._listening.result(timeout=60)
+    async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._faulty.serve(reader, writer)
 
 
 def at(**points: str) -> dict[str, str]:
@@ -94,14 +72,8 @@ class SmtpSuite(AdapterSuite):
         InProgress: "SMTP has no word for it",
     }
 
-    @contextmanager
-    def remote(self) -> Iterator[MailFarSide]:
-        remote = MailFarSide()
-        remote.start()
-        try:
-            yield remote
-        finally:
-            remote.stop()
+    def remote(self) -> MailFarSide:
+        return MailFarSide()
 
     def adapter(self, remote: MailFarSide, timeout: timedelta) -> Adapter:
         return adapter_for(remote.port, timeout=timeout, window=self.window, username="shop", password=PASSWORD)

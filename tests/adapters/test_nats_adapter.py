@@ -305,11 +305,9 @@ def test_a_server_that_hangs_is_left_for_another_one(cluster: Cluster, monkeypat
 
 def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
     """With a limit of nats-py for what waits to be written, it would wait for the server and ignore the cancellation."""
-    server = FakeNats()
-    server.behave({"publish": READS_NOTHING})
-    server.start()
 
-    async def run() -> Any:
+    async def run(server: FakeNats) -> int:
+        server.behave({"publish": READS_NOTHING})
         adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
         sends = [asyncio.create_task(ask(adapter, key=f"ck1_{number}", payload="x" * 900_000)) for number in range(12)]
         await asyncio.to_thread(server.reads_no_more.wait, 20)
@@ -319,7 +317,5 @@ def test_sends_to_a_server_that_reads_nothing_end_when_cancelled() -> None:
         await asyncio.wait_for(adapter.aclose(), 20)
         return len(ended)
 
-    try:
-        assert asyncio.run(run()) == 12
-    finally:
-        server.stop()
+    with FakeNats() as server:
+        assert asyncio.run(run(server)) == 12

@@ -42,11 +42,9 @@ class Freezing(FakeNats):
 def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another send has missed its deadline on the same connection, and the next one opens a new connection."""
     monkeypatch.setattr(nats_connection, "CHECK_SECONDS", 0)
-    server = Freezing()
-    server.start()
-    adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
 
-    async def run() -> list[Outcome]:
+    async def run(server: Freezing) -> list[Outcome]:
+        adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
         server.behave({"publish": HANG})
         unanswered = asyncio.create_task(ask(adapter, key="ck1_unanswered"))
         assert await asyncio.to_thread(server.published.wait, 20)
@@ -61,10 +59,8 @@ def test_a_send_that_checks_the_stream_outlives_a_new_connection(monkeypatch: py
         await adapter.aclose()
         return [following, checked]
 
-    try:
-        following, checked = asyncio.run(run())
-    finally:
-        server.stop()
+    with Freezing() as server:
+        following, checked = asyncio.run(run(server))
 
     assert isinstance(following, Delivered)
     assert isinstance(checked, Deferred)

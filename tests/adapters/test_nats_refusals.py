@@ -47,9 +47,6 @@ def test_a_forbidden_subject_with_capital_letters_is_recognised() -> None:
 
 def sent_to(server: FakeNats, subjects: Sequence[str]) -> list[Outcome]:
     """The outcomes of one batch, with a message for each subject."""
-    server.start()
-    adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
-    try:
+    with server:
+        adapter = NatsAdapter(urls=f"nats://127.0.0.1:{server.port}", stream=STREAM)
         return batch_sent(adapter, *(delivery(options={"subject": subject}) for subject in subjects))
-    finally:
-        server.stop()

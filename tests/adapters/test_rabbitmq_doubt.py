@@ -13,21 +13,17 @@ from dispatchers.adapters import RabbitMqAdapter
 
 def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
     """aiormq writes a few messages at a time. The server refuses the first one, and the others wait."""
-    server = FakeRabbitMq()
-    server.start()
 
-    async def run() -> tuple[Outcome, list[Outcome]]:
+    async def run(server: FakeRabbitMq) -> tuple[Outcome, list[Outcome]]:
         adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
         first = await ask(adapter, key="ck1_first")
         server.behave({"publish": FORBIDDEN})
-        outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number:03}") for number in range(100)))
+        outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number:03}") for number in range(400)))
         await adapter.aclose()
         return first, list(outcomes)
 
-    try:
-        first, outcomes = asyncio.run(run())
-    finally:
-        server.stop()
+    with FakeRabbitMq() as server:
+        first, outcomes = asyncio.run(run(server))
     deferred = [f"ck1_{number:03}" for number, outcome in enumerate(outcomes) if isinstance(outcome, Deferred)]
     received = b"".join(server.requests)
 
@@ -38,10 +34,8 @@ def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
 
 def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
     """The server has taken the first one and not confirmed it yet. The last of them to end is no exception."""
-    server = FakeRabbitMq()
-    server.start()
 
-    async def run() -> list[Outcome]:
+    async def run(server: FakeRabbitMq) -> list[Outcome]:
         adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
         await ask(adapter, key="ck1_first")
         server.behave({"publish": HANG})
@@ -52,9 +46,7 @@ def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
         await adapter.aclose()
         return list(outcomes)
 
-    try:
-        outcomes = asyncio.run(run())
-    finally:
-        server.stop()
+    with FakeRabbitMq() as server:
+        outcomes = asyncio.run(run(server))
 
     assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 CLOSE, HANG, NO_LISTENER = "close", "hang", "no listener"
 
@@ -32,9 +32,13 @@ class FakeBroker(ABC):
         if NO_LISTENER in behaviour:
             self.stop()
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
         self._listening.result(timeout=60)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         loop, stopped = self._listening.result(timeout=60)
