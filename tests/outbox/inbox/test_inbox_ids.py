@@ -120,6 +120,27 @@ def test_the_same_sequence_at_another_time_is_another_message() -> None:
     assert second != first
 
 
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"source": None}, "attribute 'source' None: is missing or empty: the producer must set it"),
+        ({"id": None}, "attribute 'id' None: is missing or empty: the producer must set it"),
+        (
+            {"sender": ""},
+            "sender '': must be a str that is not empty: who sent the event, as authenticated, or one name for all senders"
+            " that trust each other",
+        ),
+    ],
+)
+def test_a_cloudevent_without_an_id_a_source_or_a_sender_is_refused(changed: dict[str, Any], text: str) -> None:
+    given = {"id": "evt_1", "source": "/shop", "sender": "shop"} | changed
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        inboxes.from_cloudevents(given, sender=given["sender"])
+
+    assert str(caught.value) == text
+
+
 BY_OFFSET = partial(inboxes.from_kafka_offset, cluster="c", topic_id="t")
 NO_NAME = "must be a str that is not empty: take it from AdminClient.describe_cluster(), describe_topics()"
 NO_PLACE = "is not a position in a log: pass messages of a consumer"

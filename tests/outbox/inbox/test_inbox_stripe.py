@@ -1,13 +1,9 @@
-"""The inbox of a webhook endpoint on loopback, with events that the stripe package signs and verifies: docs/inbox-recipes.md."""
+"""The inbox of a webhook endpoint, with events that the stripe package signs and verifies: docs/inbox-recipes.md."""
 
 import json
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import pytest
 import stripe
 from support.consumer import Billing, Poison
@@ -29,56 +25,31 @@ PAID = {
 }
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint:
     """The recipe: verify the signature, handle, commit, answer 2xx. Stripe sends again whatever was answered otherwise."""
 
     def __init__(self, billing: Billing) -> None:
-        super().__init__(("127.0.0.1", 0), Request)
         self.billing = billing
-        self.dies_before_it_answers = False
 
-    def receive(self, payload: bytes, signature: str | None) -> tuple[int, dict[str, str]]:
-        try:
-            event = stripe.Webhook.construct_event(payload, signature, SECRET)
-        except (ValueError, stripe.SignatureVerificationError):
-            return 400, {}
-        try:
-            self.billing.handle(inboxes.from_stripe(event))
-        except outbox.KeyInFlight as error:
-            return error.status, {"Retry-After": str(error.retry_after.seconds)}
-        except Poison:
-            return 500, {}
-        return 204, {}
-
-
-class Request(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        payload = self.rfile.read(int(self.headers["Content-Length"]))
-        status, headers = self.server.receive(payload, self.headers["Stripe-Signature"])
-        if self.server.dies_before_it_answers:
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: Any) -> None: ...
-
-
-class Stripe:
-    """Delivers events to an endpoint, each delivery signed again."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.url = f"http://127.0.0.1:{endpoint.server_port}/webhooks"
-
-    def deliver(self, event: dict[str, Any] = PAID, *, secret: str = SECRET, age_seconds: int = 0) -> httpx.Response:
+    def receive(self, event: dict[str, Any] = PAID, *, secret: str = SECRET, age_seconds: int = 0) -> int:
+        """The status of the answer to a delivery, each of which Stripe signs again."""
         payload = json.dumps(event)
-        now = int(time.time()) - age_seconds
-        header = stripe.WebhookSignature.generate_signature_header(payload, secret, now)  # type: ignore[no-untyped-call]
-        return httpx.post(self.url, content=payload, headers={"Stripe-Signature": header}, trust_env=False)
+        try:
+            verified = stripe.Webhook.construct_event(payload, signature(payload, secret, age_seconds), SECRET)
+        except stripe.SignatureVerificationError:
+            return 400
+        try:
+            self.billing.handle(inboxes.from_stripe(verified))
+        except outbox.KeyInFlight as error:
+            return error.status
+        except Poison:
+            return 500
+        return 204
+
+
+def signature(payload: str, secret: str = SECRET, age_seconds: int = 0) -> Any:
+    signed_at = int(time.time()) - age_seconds
+    return stripe.WebhookSignature.generate_signature_header(payload, secret, signed_at)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -87,63 +58,40 @@ def billing(postgresql: Database, ob: outbox.Outbox) -> Billing:
 
 
 @pytest.fixture
-def endpoint(billing: Billing) -> Iterator[Endpoint]:
-    with Endpoint(billing) as endpoint:
-        thread = threading.Thread(target=endpoint.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield endpoint
-        endpoint.shutdown()
-        thread.join()
+def endpoint(billing: Billing) -> Endpoint:
+    return Endpoint(billing)
 
 
-@pytest.fixture
-def service(endpoint: Endpoint) -> Stripe:
-    return Stripe(endpoint)
-
-
-def test_an_event_is_handled_and_every_further_delivery_is_a_duplicate(service: Stripe, billing: Billing) -> None:
-    answers = [service.deliver(age_seconds=age).status_code for age in (60, 30, 0)]
+def test_an_event_is_handled_and_every_further_delivery_is_a_duplicate(endpoint: Endpoint, billing: Billing) -> None:
+    answers = [endpoint.receive(age_seconds=age) for age in (60, 30, 0)]
 
     assert answers == [204, 204, 204]
     assert billing.orders == ["evt_1"]
     assert billing.duplicates == ["evt_1", "evt_1"]
 
 
-def test_an_event_whose_answer_was_lost_comes_again_and_is_a_duplicate(
-    service: Stripe, endpoint: Endpoint, billing: Billing
-) -> None:
-    endpoint.dies_before_it_answers = True
-    with pytest.raises(httpx.RemoteProtocolError):
-        service.deliver()
-    endpoint.dies_before_it_answers = False
-
-    assert service.deliver().status_code == 204
-    assert billing.orders == billing.duplicates == ["evt_1"]
-
-
-def test_an_event_in_flight_elsewhere_is_refused_so_that_it_comes_again(service: Stripe, billing: Billing) -> None:
+def test_an_event_in_flight_elsewhere_is_refused_so_that_it_comes_again(endpoint: Endpoint, billing: Billing) -> None:
     with billing.elsewhere({"scope": "stripe:live::", "message_id": "evt_1"}):
-        refused = service.deliver()
+        assert endpoint.receive() == 409
 
-    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "1")
-    assert service.deliver().status_code == 204
+    assert endpoint.receive() == 204
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_poison_event_is_handled_once_when_it_is_sent_again_by_hand(service: Stripe, billing: Billing) -> None:
+def test_a_poison_event_is_handled_once_when_it_is_sent_again_by_hand(endpoint: Endpoint, billing: Billing) -> None:
     """Stripe has no dead-letter queue: it gives up after days, and "Resend" delivers the same event id."""
     billing.poison = {"evt_1"}
-    assert [service.deliver().status_code for _ in range(3)] == [500] * 3
+    assert endpoint.receive() == 500
     assert billing.nothing_is_stored
 
     billing.poison.clear()
-    assert [service.deliver().status_code for _ in range(2)] == [204] * 2
+    assert [endpoint.receive() for _ in range(2)] == [204] * 2
 
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_an_event_read_from_the_api_after_its_webhook_is_a_duplicate(service: Stripe, billing: Billing) -> None:
-    service.deliver()
+def test_an_event_read_from_the_api_after_its_webhook_is_a_duplicate(endpoint: Endpoint, billing: Billing) -> None:
+    endpoint.receive()
     listed = stripe.Event.construct_from(PAID, key="sk_test")
 
     billing.handle(inboxes.from_stripe(listed))
@@ -153,12 +101,12 @@ def test_an_event_read_from_the_api_after_its_webhook_is_a_duplicate(service: St
 
 @pytest.mark.parametrize("forged", [{"secret": "whsec_other"}, {"age_seconds": 3600}])
 def test_a_forged_event_cannot_use_up_the_id_of_a_real_one(
-    service: Stripe, billing: Billing, forged: dict[str, Any]
+    endpoint: Endpoint, billing: Billing, forged: dict[str, Any]
 ) -> None:
-    assert service.deliver(**forged).status_code == 400
+    assert endpoint.receive(**forged) == 400
     assert billing.nothing_is_stored
 
-    assert service.deliver().status_code == 204
+    assert endpoint.receive() == 204
     assert billing.orders == ["evt_1"]
 
 
@@ -196,9 +144,8 @@ def test_a_notification_of_api_v2_has_its_event_id() -> None:
     body = PAID | {"object": "v2.core.event", "created": "2026-01-01T00:00:00Z", "context": "acct_C"}
     client = stripe.StripeClient("sk_test")
     payload = json.dumps(body)
-    header = stripe.WebhookSignature.generate_signature_header(payload, SECRET, int(time.time()))  # type: ignore[no-untyped-call]
 
-    notification = client.parse_event_notification(payload, header, SECRET)
+    notification = client.parse_event_notification(payload, signature(payload), SECRET)
 
     assert inboxes.from_stripe(notification) == {"scope": "stripe:live::acct_C", "message_id": "evt_1"}
 
