@@ -11,6 +11,9 @@ from support.store_transitions import KINDS, OPERATIONS
 
 import outbox
 
+SENT_AGAIN = {"sent again after rejected": 0, "sent again after stored 500": 1}
+"""An operator's decision, and the epoch of the key that it leads to: a new one if the service has stored its answer."""
+
 pytestmark = [pytest.mark.on_mariadb, pytest.mark.in_portable_mode]
 
 
@@ -27,7 +30,7 @@ def test_a_database_does_what_the_reference_store_does(
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("since", ["nothing", "release", "deferred", "in progress", "stored 500"])
+@pytest.mark.parametrize("since", ["nothing", "release", "deferred", "in progress", "stored 500", *SENT_AGAIN])
 def test_a_database_treats_late_answers_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, since: str
 ) -> None:
@@ -40,7 +43,19 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
     late, fresh = agreement.claims[: len(KINDS)], agreement.claims[len(KINDS) :]
 
     for pairs in fresh if since != "nothing" else ():
-        agreement.settle_one(since, pairs)
+        agreement.settle_one(since.removeprefix("sent again after "), pairs)
+    if since in SENT_AGAIN:
+        for id in agreement.ids:
+            agreement.decide_one(id, "send_again")
+        agreement.claim("native")
+        for pairs in agreement.claims[2 * len(KINDS) :]:
+            agreement.settle_one("delivered", pairs)
+        heads = [agreement.reference.queue[pairs[0].id] for pairs in fresh]
+        assert {(row.state, row.key_epoch) for row in heads} == {("pending", SENT_AGAIN[since])}
+    if since == "sent again after stored 500":  # of what is pending, no late answer is a proof
+        agreement.time_passes(3)
+        agreement.claim("native")
+        assert {row.state for row in heads} == {"sending"}
     agreement.they_agree()
     for pairs in (*late, *fresh, *fresh):
         assert pairs[0].ordering_key is not None
