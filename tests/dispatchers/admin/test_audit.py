@@ -18,7 +18,7 @@ from dispatchers.admin.decide import decisions
 from dispatchers.admin.decide.audit import AuditFilter, AuditRow, read_audit, write_audit
 from dispatchers.admin.decide.payloads import reveal
 from dispatchers.admin.decide.resume import OperatorDecision, resume
-from dispatchers.errors import DecisionRefused, EntryNotFound
+from dispatchers.errors import EntryNotFound
 from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, forget_old_decisions
 from outbox.sql.clock import clock
 
@@ -116,15 +116,6 @@ def test_resuming_after_a_restore_says_how_many_entries_changed(database: Databa
 
     (row,) = rows_of(database)
     assert short(row) == ("resume_after_restore", "database", "test", "ada", "a drill", 1)
-
-
-def test_a_refused_decision_leaves_nothing_in_the_audit_log(database: Database, ob: outbox.Outbox) -> None:
-    id = put_uncertain(database, ob)
-
-    with pytest.raises(DecisionRefused), database.engine.begin() as connection:
-        decisions.cancel(connection, TABLES, id, **WHO)
-
-    assert rows_of(database) == []
 
 
 # --- how it is read

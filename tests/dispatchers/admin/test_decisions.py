@@ -1,12 +1,14 @@
-"""Operator decisions: on record under a name, refused where it could be untrue, carried out by a dispatcher."""
+"""Operator decisions: on record under a name, refused where it could be untrue, carried out by a dispatcher, also at once."""
 
 import json
+import threading
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
 from support.callbacks import Shop
+from support.daemons import wait_for
 from support.database import TABLES, Database
 from support.decisions import MAYBE_SENT, decide, history, in_doubt, uncertain
 from support.entries import HOUR, age, change, claim, put_one, queue_row, run_once, settlement_row, state
@@ -17,6 +19,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.store.database import DatabaseStore
+from dispatchers.stored_outcome import read_outcome
 from outbox.sql.clock import clock
 from outbox.times import NEVER
 
@@ -190,33 +193,6 @@ def test_an_operators_decision_settles_with_its_reason_and_its_callback(shop: Sh
     assert (adapter.deliveries, len(database.orders)) == ([], 1)
 
 
-@pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again"])
-def test_the_history_shows_an_operators_decision_once(database: Database, ob: outbox.Outbox, verdict: str) -> None:
-    id = uncertain(database, ob)
-    before = history(database, id)
-
-    decide(database, decisions.resolve, id, verdict)
-    run_once(database, ob, adapters={"crm": MemoryAdapter(window=None)})
-
-    assert state(database, id) in ("delivered", "failed", "pending")
-    ((kind, actor, reason),) = history(database, id)[len(before) :]
-    assert (kind, actor) == ("decision", "ada")
-    assert "looked at it" in (reason or "")
-
-
-def test_a_later_word_takes_the_place_of_one_that_was_not_yet_carried_out(
-    database: Database, ob: outbox.Outbox
-) -> None:
-    id = uncertain(database, ob)
-
-    decide(database, decisions.resolve, id, "did_not_happen", actor="bob")
-    decide(database, decisions.resolve, id, "happened")
-    run_once(database, ob, adapters={"crm": MemoryAdapter()})
-
-    assert state(database, id) == "delivered"
-    assert [actor for kind, actor, _ in history(database, id) if kind == "decision"] == ["bob", "ada"]
-
-
 def test_a_decision_on_what_no_adapter_serves_waits_and_stays_uncertain(database: Database, ob: outbox.Outbox) -> None:
     id = uncertain(database, ob, parent="invoice:42")
     decide(database, decisions.resolve, id, "happened")
@@ -229,15 +205,6 @@ def test_a_decision_on_what_no_adapter_serves_waits_and_stays_uncertain(database
     age(database, HOUR)
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
     assert state(database, id) == "delivered"
-
-
-def test_a_cancellation_that_no_adapter_serves_stays_pending(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    decide(database, decisions.cancel, id)
-
-    run_once(database, ob, adapters={"mail": MemoryAdapter()})
-
-    assert (state(database, id), queue_row(database, id).deliveries) == ("pending", 0)
 
 
 # --- what is suspended
@@ -286,3 +253,66 @@ def test_a_blocked_group_is_released_and_that_is_on_record(database: Database) -
         database.engine.begin() as connection,
     ):
         decisions.release_group(connection, TABLES, "acct_1", actor="ada", reason="asked")
+
+
+# --- An operator's decision at the same time as another one, or as a claim.
+
+
+def waiting_for_a_lock(database: Database) -> int:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with database.new_engine().connect() as connection:
+        return connection.scalar(sa.text(query)) or 0
+
+
+def test_of_two_who_decide_at_once_the_second_sees_what_the_first_did(postgresql: Database, ob: outbox.Outbox) -> None:
+    id = uncertain(postgresql, ob)
+    first = postgresql.engine.connect()
+    first.begin()
+    decisions.resolve(first, TABLES, id, "did_not_happen", actor="bob", reason="not in the list")
+
+    second = threading.Thread(target=decide, args=(postgresql, decisions.resolve, id, "happened"))
+    second.start()
+    wait_for(lambda: not second.is_alive() or waiting_for_a_lock(postgresql), "the second to meet the first's lock")
+    first.commit()
+    first.close()
+    second.join()
+
+    assert read_outcome(queue_row(postgresql, id).outcome).known.state == "delivered"  # type: ignore[union-attr]
+    assert [reason for kind, _, reason in history(postgresql, id) if kind == "decision"] == [
+        "did_not_happen: not in the list",
+        "happened: looked at it",
+    ]
+
+
+def test_a_claim_passes_over_what_an_operator_is_deciding(postgresql: Database, ob: outbox.Outbox) -> None:
+    deciding, other = put_one(postgresql, ob), put_one(postgresql, ob)
+    adapter = MemoryAdapter()
+
+    with postgresql.engine.begin() as connection:
+        decisions.cancel(connection, TABLES, deciding, actor="ada", reason="asked")
+        assert run_once(postgresql.new_engine(), ob, adapters={"crm": adapter}) == 1
+    assert run_once(postgresql, ob, adapters={"crm": adapter}) == 1
+
+    assert [delivery.id for delivery in adapter.deliveries] == [other]
+    assert state(postgresql, deciding) == "cancelled"
+
+
+def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
+    sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = put_one(sqlite, ob)
+    store = DatabaseStore(sqlite.engine, ob.configuration)
+    refresh = decisions._require
+
+    def look_and_be_late(*arguments: Any) -> None:
+        refresh(*arguments)
+        claim(store)  # between the look and the write: SQLite, unprepared, has no lock on what was only read
+
+    monkeypatch.setattr(decisions, "_require", look_and_be_late)
+    with (
+        pytest.raises(DecisionRefused, match="has just changed: show it again"),
+        sqlite.unprepared_engine().begin() as connection,
+    ):
+        decisions.cancel(connection, TABLES, id, actor="ada", reason="asked")
+
+    assert (state(sqlite, id), queue_row(sqlite, id).outcome) == ("sending", None)

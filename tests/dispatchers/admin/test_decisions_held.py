@@ -165,19 +165,6 @@ def test_while_sending_is_suspended_a_decision_waits_and_is_counted(database: Da
     assert service.deliveries == []
 
 
-def test_a_cancellation_without_a_dispatcher_for_it_ends_a_minute_later(database: Database, ob: outbox.Outbox) -> None:
-    id = put_one(database, ob)
-    pause(database)
-    decide(database, decisions.cancel, id)
-    mail = {"mail": MemoryAdapter()}
-
-    assert run_once(database, ob, adapters=mail) == 0
-    assert shown(database) == {"states": {}, "decided": 1, "due": 0}
-    age(database, timedelta(minutes=2))
-    assert run_once(database, ob, adapters=mail) == 1
-    assert state(database, id) == "cancelled"
-
-
 @pytest.mark.parametrize("others", [1, 30, 60])
 def test_decisions_that_others_must_carry_out_delay_no_other(
     database: Database, ob: outbox.Outbox, others: int

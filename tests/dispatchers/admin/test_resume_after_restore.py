@@ -22,7 +22,6 @@ from dispatchers.admin.decide.resume import FOREIGN
 from dispatchers.errors import Suspended
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from outbox.errors import ConfigurationError
-from outbox.times import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
 
@@ -223,31 +222,6 @@ def test_the_identity_file_shows_an_older_state_of_a_timeline(
 
         assert state(restored, charge) == "delivered"
         assert replays(stripe) == [False, True]
-
-
-@pytest.mark.usefixtures("renewed_at_every_check")
-def test_from_an_older_state_nothing_is_claimed_even_before_the_check(
-    primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
-) -> None:
-    """The claim itself is refused: `run_once` and `pump` check first, but a server may be exchanged between check and claim."""
-    address = Address(primary)
-    working = dispatcher(address.engine, ob, adapters=adapters(stripe))
-    asyncio.run(working.run_once())
-    put_charge(primary, ob)
-    backup = primary.backup(tmp_path / "backup")
-    asyncio.run(working.run_once())
-    with cluster(backup) as restored:
-        address.now = restored
-        address.engine.dispose()
-
-        exchange = asyncio.run(
-            working.store.exchange([], working._loops._request(working._loops._scheduler.next_quotas(0), NEVER))
-        )
-
-        assert exchange.claimed == []
-        with pytest.raises(Suspended):
-            asyncio.run(working.run_once())
-        address.engine.dispose()
 
 
 def test_rows_restored_into_another_server_are_noticed(

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 from support.database import Database
-from support.decisions import MAYBE_SENT, decide, in_doubt, send_again, uncertain
+from support.decisions import decide, in_doubt, send_again, uncertain
 from support.entries import HOUR, age, put_one, queue_row, run_once, settlement_row, state
 
 import outbox
-from dispatchers import FOREVER, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers import FOREVER, KeyConflict, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.errors import DecisionRefused
@@ -92,19 +92,6 @@ def test_the_key_of_epoch_one_is_the_one_in_the_documentation(database: Database
     assert keys == ["ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ", "ck1_0WP0qKVUWerrxcJoC-o5Cw7TIxISsOs3"]
 
 
-def test_it_waits_until_no_earlier_sender_can_be_at_work(database: Database, ob: outbox.Outbox) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter()
-
-    send_again(database, ob, id, adapter)
-
-    age(database, timedelta(seconds=60))  # the lease is over, the margin is not
-    assert run_once(database, ob, adapters={"crm": adapter}) == 0
-    age(database, timedelta(seconds=5))
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    assert len(adapter.deliveries) == 1
-
-
 def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
     adapter = MemoryAdapter()
@@ -115,36 +102,6 @@ def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: D
 
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
     assert adapter.deliveries == []
-
-
-@pytest.mark.parametrize("conclusive", [False, True])
-def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_get_one_more(
-    database: Database, ob: outbox.Outbox, conclusive: bool
-) -> None:
-    id = uncertain(database, ob, KeyConflict("other"))
-    adapter = MemoryAdapter([Rejected("declined", conclusive=conclusive)])
-    send_again(database, ob, id, adapter)
-    age(database, HOUR)
-
-    assert run_once(database, ob, adapters={"crm": adapter}) == 1
-    assert state(database, id) == "uncertain"
-
-    row = send_again(database, ob, id, adapter)
-    assert row.key_epoch == (2 if conclusive else 1), "a stored answer would only be repeated"
-
-
-@pytest.mark.parametrize(("conclusive", "ends"), [(False, "uncertain"), (True, "failed")])
-def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
-    database: Database, ob: outbox.Outbox, conclusive: bool, ends: str
-) -> None:
-    id = in_doubt(database, ob)
-    adapter = MemoryAdapter([Rejected("bad request", conclusive=conclusive)], window=DAY)
-    send_again(database, ob, id, adapter)
-    age(database, HOUR)
-
-    run_once(database, ob, adapters={"crm": adapter})
-
-    assert state(database, id) == ends
 
 
 def test_its_attempts_and_its_age_are_counted_again(database: Database, ob: outbox.Outbox) -> None:
@@ -177,13 +134,3 @@ def test_a_new_epoch_may_go_out_in_another_form(database: Database, ob: outbox.O
 
     assert [delivery.id for delivery in adapter.deliveries] == [new]
     assert (state(database, same), queue_row(database, same).sent_as) == ("retry", "native")
-
-
-def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.Outbox) -> None:
-    id = uncertain(database, ob)
-    send_again(database, ob, id, MemoryAdapter())
-
-    with database.begin() as session:
-        assert not ob.cancel(session, id)
-    with pytest.raises(DecisionRefused, match=MAYBE_SENT):
-        decide(database, decisions.cancel, id)
