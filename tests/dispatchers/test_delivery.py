@@ -1,5 +1,6 @@
 """The contract with adapters: what they get, what they answer, and which keys a service can be given."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -25,7 +26,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.sanitize import OUTCOMES
+from dispatchers.sanitize import OUTCOMES, storable
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
@@ -254,3 +255,27 @@ def test_a_character_that_only_some_keys_contain_is_a_misfit_too() -> None:
 
 def test_an_unpadded_key_needs_no_sign_beyond_its_alphabet() -> None:
     assert "=" not in NATIVE.encode(TAG)
+
+
+# --- What the dispatcher keeps of an adapter's result.
+
+
+@pytest.mark.parametrize(
+    ("result", "stored"),
+    [
+        ({"offset": math.nan}, {"unstorable": "dict"}),
+        ({"offset": 10**5000}, {"unstorable": "dict"}),
+        ({"offset": {"at": object()}}, {"unstorable": "dict"}),
+        ({"text": "x" * 70_000}, {"unstorable": "70012 bytes of JSON"}),
+        ({"x" * 70_000: 1}, {"unstorable": "70007 bytes of JSON"}),
+        ({f"field {number:04}": 1 for number in range(5_000)}, {"unstorable": "85000 bytes of JSON"}),
+    ],
+    ids=["not a number", "too many digits", "no JSON", "a long text", "a long name", "many fields"],
+)
+def test_a_result_that_cannot_be_kept_is_replaced_by_what_it_was(result: Any, stored: Any) -> None:
+    assert storable(Delivered(result)) == Delivered(stored)
+
+
+@pytest.mark.parametrize("result", [{"stream": "ORDERS", "seq": 7}, {"at": [1.5, None, True]}, {7: "x"}, "text", None])
+def test_a_result_that_can_be_kept_is_kept(result: Any) -> None:
+    assert storable(Delivered(result)) == Delivered(result)

@@ -1,12 +1,15 @@
-"""The fake Stripe, spoken to by the real SDK and by a bare HTTP client: each rule of keys that Stripe documents."""
+"""The fake Stripe, spoken to by the real SDK and by a bare HTTP client: each rule of keys, its faults and its objects."""
 
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +20,7 @@ from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
-from dispatchers.testing.stripe_service import RunningStripe
+from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 # --- executing once
 
@@ -281,3 +284,274 @@ def test_as_a_process_it_prints_its_port_and_others_read_its_ledger(tmp_path: Pa
         finally:
             process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
+
+
+# --- The fake Stripe's faults, as the real SDK and a bare HTTP client see them.
+
+
+@pytest.mark.parametrize(("fault", "charged"), [(StripeFault.FAIL_AFTER, 1), (StripeFault.FAIL_BEFORE, 0)])
+def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
+    client: StripeClient, service: RunningStripe, fault: StripeFault, charged: int
+) -> None:
+    service.force(fault)
+    errors = []
+    for _ in range(3):
+        with pytest.raises(stripe.APIError) as caught:
+            client.v1.payment_intents.create(CHARGE, under("k1"))
+        errors.append(caught.value)
+
+    assert [error.http_status for error in errors] == [500, 500, 500]
+    assert [(error.headers or {}).get("Stripe-Should-Retry") for error in errors] == [None, "false", "false"]
+    assert [(error.headers or {}).get("Idempotent-Replayed") for error in errors] == [None, "true", "true"]
+    assert len(service.ledger.charges) == charged
+
+
+def test_a_503_is_not_remembered(client: StripeClient, service: RunningStripe) -> None:
+    service.force(StripeFault.UNAVAILABLE)
+
+    with pytest.raises(stripe.APIError) as caught:
+        client.v1.payment_intents.create(CHARGE, under("k1"))
+    client.v1.payment_intents.create(CHARGE, under("k1"))
+
+    assert caught.value.http_status == 503
+    assert len(service.ledger.charges) == 1
+
+
+def test_a_rate_limited_request_executes_nothing_and_says_when_to_return(
+    client: StripeClient, service: RunningStripe
+) -> None:
+    service.fake.faults = Faults(retry_after=timedelta(seconds=7))
+    service.force(StripeFault.RATE_LIMIT)
+
+    with pytest.raises(stripe.RateLimitError) as caught:
+        client.v1.payment_intents.create(CHARGE, under("k1"))
+    assert service.ledger.charges == []
+    client.v1.payment_intents.create(CHARGE, under("k1"))
+
+    assert (caught.value.headers or {})["Retry-After"] == "7"
+    assert len(service.ledger.charges) == 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_lost_response_is_a_broken_connection_after_the_charge(seed: int) -> None:
+    with running_stripe(random=Random(seed)) as service:
+        service.force(StripeFault.LOSE_RESPONSE)
+        client = sdk(service.url)
+
+        with pytest.raises(stripe.APIConnectionError):
+            client.v1.payment_intents.create(CHARGE, under("k1"))
+        assert len(service.ledger.charges) == 1
+
+        again = client.v1.payment_intents.create(CHARGE, under("k1"))
+        assert again.latest_charge == service.ledger.charges[0].id
+        assert headers(again)["idempotent-replayed"] == "true"
+        assert [answer.lost for answer in service.ledger.answers] == [True, False]
+
+
+def test_a_dropped_connection_is_now_reset_and_now_closed(http: httpx.Client, service: RunningStripe) -> None:
+    seen = set()
+    for number in range(20):
+        service.force(StripeFault.LOSE_RESPONSE)
+        with pytest.raises(httpx.TransportError) as caught:
+            post(http, f"k{number}")
+        seen.add(type(caught.value))
+
+    assert seen == {httpx.ReadError, httpx.RemoteProtocolError}
+    assert len(service.ledger.charges) == 20
+
+
+def test_a_lost_replay_changes_nothing(http: httpx.Client, service: RunningStripe) -> None:
+    service.force(None, StripeFault.LOSE_RESPONSE)
+
+    post(http, "k1")
+    with pytest.raises(httpx.TransportError):
+        post(http, "k1")
+
+    assert post(http, "k1").headers["idempotent-replayed"] == "true"
+    assert len(service.ledger.charges) == 1
+
+
+def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient, service: RunningStripe) -> None:
+    service.force(StripeFault.LOSE_REQUEST)
+
+    with pytest.raises(stripe.APIConnectionError):
+        client.v1.payment_intents.create(CHARGE, under("k1"))
+    assert service.ledger.charges == []
+
+    client.v1.payment_intents.create(CHARGE, under("k1"))
+    assert len(service.ledger.charges) == 1
+
+
+def test_a_request_is_executed_after_its_client_has_hung_up(http: httpx.Client, service: RunningStripe) -> None:
+    service.fake.faults = Faults(slow_for=timedelta(seconds=1))
+    service.force(StripeFault.SLOW)
+
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(
+            "/v1/payment_intents",
+            data={"amount": "2000", "currency": "eur"},
+            headers={"Idempotency-Key": "k1"},
+            timeout=httpx.Timeout(60, read=0.05),
+        )
+    while post(http, "k1").status_code == 409:
+        time.sleep(0.02)
+
+    assert [answer.status for answer in service.ledger.answers if answer.status != 409] == [200, 200]
+    assert len(service.ledger.charges) == 1
+
+
+# --- faults
+
+
+def test_one_seed_draws_the_same_faults_and_in_the_given_fractions() -> None:
+    faults = Faults(lose_response=0.1, rate_limit=0.3)
+
+    drawn = [faults.draw(random) for random in [Random(5)] for _ in range(10_000)]
+    again = [faults.draw(random) for random in [Random(5)] for _ in range(10_000)]
+
+    assert drawn == again
+    assert set(drawn) == {None, StripeFault.LOSE_RESPONSE, StripeFault.RATE_LIMIT}
+    assert 900 < drawn.count(StripeFault.LOSE_RESPONSE) < 1100
+    assert 2800 < drawn.count(StripeFault.RATE_LIMIT) < 3200
+
+
+def test_fractions_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="together at most 1"):
+        Faults(lose_response=0.6, slow=0.5)
+    with pytest.raises(ValueError, match="at least 0"):
+        Faults(slow=-0.1)
+
+
+def test_under_a_storm_of_faults_each_key_still_charges_at_most_once(
+    service: RunningStripe, http: httpx.Client
+) -> None:
+    fractions = {fault.value: 0.1 for fault in StripeFault}
+    service.fake.faults = Faults(**fractions, slow_for=timedelta(milliseconds=2))  # type: ignore[arg-type]
+    answered = {}
+    for number in range(40):
+        for _ in range(15):
+            try:
+                answer = post(http, f"k{number}")
+            except httpx.TransportError:
+                continue
+            if answer.status_code == 200:
+                answered[f"k{number}"] = answer.json()["latest_charge"]
+                break
+
+    charged = {charge.key: charge.id for charge in service.ledger.charges}
+    assert len(charged) == len(service.ledger.charges)
+    assert answered.items() <= charged.items()
+    assert len(answered) > 25
+
+
+# --- The fake Stripe's objects, as the real SDK sees them: intents, refunds, customers, and any other.
+
+
+DECLINED: Any = CHARGE | {"payment_method": "pm_card_chargeDeclined"}
+
+
+def test_payment_intents_are_listed_at_once_by_customer_and_time(
+    client: StripeClient, service: RunningStripe, clock: Clock
+) -> None:
+    for customer in ("cus_1", "cus_2", "cus_1"):
+        client.v1.payment_intents.create(CHARGE | {"customer": customer})
+        clock.now += timedelta(seconds=10)
+    began = int((clock.now - timedelta(seconds=30)).timestamp())
+
+    def listed(**parameters: Any) -> list[int]:
+        return [intent.created - began for intent in client.v1.payment_intents.list(parameters)]  # type: ignore[arg-type]
+
+    assert listed() == [20, 10, 0]
+    assert listed(customer="cus_1") == [20, 0]
+    assert listed(customer="cus_1", created={"gte": began + 1}) == [20]
+    assert listed(created={"gt": began, "lt": began + 20}) == [10]
+    assert listed(created={"lte": began + 10}) == [10, 0]
+    assert listed(created=began) == [0]
+
+
+def test_a_long_list_comes_in_pages(client: StripeClient) -> None:
+    made = [client.v1.payment_intents.create(CHARGE).id for _ in range(7)]
+
+    first = client.v1.payment_intents.list({"limit": 3})
+
+    assert first.has_more
+    assert [intent.id for intent in first.auto_paging_iter()] == made[::-1]
+    before = client.v1.payment_intents.list({"limit": 3, "ending_before": made[0]})
+    assert [intent.id for intent in before] == made[3:0:-1]
+
+
+def test_an_intent_is_found_by_its_id_and_an_unknown_one_is_not(client: StripeClient) -> None:
+    intent = client.v1.payment_intents.create(CHARGE)
+
+    assert client.v1.payment_intents.retrieve(intent.id).amount == 2000
+    with pytest.raises(stripe.InvalidRequestError) as caught:
+        client.v1.payment_intents.retrieve("pi_unknown")
+    assert caught.value.http_status == 404
+
+
+def test_a_declined_intent_is_listed_as_not_paid(client: StripeClient) -> None:
+    with pytest.raises(stripe.CardError):
+        client.v1.payment_intents.create(DECLINED, under("k1"))
+
+    (intent,) = client.v1.payment_intents.list().data
+    assert (intent.status, intent.amount_received) == ("requires_payment_method", 0)
+
+
+def test_a_refund_gives_back_what_is_left_and_no_more(client: StripeClient, service: RunningStripe) -> None:
+    intent = client.v1.payment_intents.create(CHARGE)
+
+    part = client.v1.refunds.create({"payment_intent": intent.id, "amount": 500}, under("r1"))
+    rest = client.v1.refunds.create({"charge": str(intent.latest_charge)}, under("r2"))
+    for _ in range(2):
+        with pytest.raises(stripe.InvalidRequestError) as caught:
+            client.v1.refunds.create({"payment_intent": intent.id}, under("r3"))
+
+    assert (part.amount, rest.amount) == (500, 1500)
+    assert caught.value.code == "charge_already_refunded"
+    assert (caught.value.headers or {})["Idempotent-Replayed"] == "true"  # refused while executing, so remembered
+    assert [effect.amount for effect in service.ledger.effects if effect.object == "refund"] == [500, 1500]
+
+
+def test_a_refund_of_nothing_known_is_refused_and_leaves_the_key_free(client: StripeClient) -> None:
+    with pytest.raises(stripe.InvalidRequestError) as caught:
+        client.v1.refunds.create({"payment_intent": "pi_unknown"}, under("r1"))
+    intent = client.v1.payment_intents.create(CHARGE)
+
+    assert caught.value.code == "resource_missing"
+    assert client.v1.refunds.create({"payment_intent": intent.id}, under("r1")).amount == 2000
+
+
+def test_a_customer_is_made_once_changed_and_deleted(client: StripeClient, service: RunningStripe) -> None:
+    made = client.v1.customers.create({"email": "a@example.com"}, under("c1"))
+    again = client.v1.customers.create({"email": "a@example.com"}, under("c1"))
+    changed = client.v1.customers.update(made.id, {"name": "Ada"})
+    client.v1.customers.delete(made.id)
+
+    assert again.id == made.id
+    assert (changed.email, changed.name) == ("a@example.com", "Ada")
+    assert [effect.object for effect in service.ledger.effects] == ["customer"]
+    with pytest.raises(stripe.InvalidRequestError):
+        client.v1.customers.retrieve(made.id)
+
+
+def test_any_other_operation_executes_once_under_its_key(client: StripeClient, service: RunningStripe) -> None:
+    parameters: Any = {"amount": 900, "currency": "eur", "destination": "acct_9"}
+    first = client.v1.transfers.create(parameters, under("t1"))
+    again = client.v1.transfers.create(parameters, under("t1"))
+
+    assert again.id == first.id
+    assert [(effect.object, effect.amount) for effect in service.ledger.effects] == [("transfer", 900)]
+
+
+def test_nested_parameters_and_lists_arrive_as_they_were_sent(client: StripeClient) -> None:
+    sent: Any = {"address": {"city": "Köln & Bonn", "line1": "a=b"}, "preferred_locales": ["de", "fr"]}
+
+    made = client.v1.customers.create(sent)
+
+    assert made.to_dict()["address"] == sent["address"]
+    assert made.to_dict()["preferred_locales"] == ["de", "fr"]
+
+
+def test_a_path_outside_the_api_is_not_found(http: httpx.Client) -> None:
+    assert post(http, path="/v2/core/events").status_code == 404
+    assert http.get("/nowhere").status_code == 404
