@@ -1,11 +1,10 @@
-"""An entry lives and dies with the caller's transaction, whatever happens to the session's own objects."""
-
-import asyncio
+"""An entry lives and dies with the caller's transaction and savepoints, whatever happens to the session's own objects."""
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 from support.database import CHARGE, PAYLOAD, Order, colliding_order, statements_of
-from support.enqueued import enqueue, expire_all, forget_all, parents
+from support.enqueued import enqueue, expire_all, forget_all, listen, parents
 from support.python_processes import run_python
 
 import outbox
@@ -46,34 +45,6 @@ def test_a_session_that_is_used_again_has_nothing_left_over(database, ob, end, i
     assert parents(database) == ["kept"]
 
 
-def test_an_async_session_that_is_used_again_has_nothing_left_over(database, ob):
-    async def use_twice():
-        session = database.async_session()
-        enqueue(ob, session, "gone")
-        await session.close()
-        enqueue(ob, session, "kept")
-        await session.commit()
-        await session.close()
-
-    asyncio.run(use_twice())
-
-    assert parents(database) == ["kept"]
-
-
-def test_an_exception_in_the_callers_block_takes_the_entries_along(database, ob):
-    def fail():
-        with database.begin() as session:
-            session.add(Order(customer="ada", amount=2000))
-            enqueue(ob, session, "gone")
-            session.flush()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-
-    assert database.entries == database.orders == []
-
-
 def test_a_failed_flush_takes_the_entries_of_its_transaction_along(database, ob):
     with database.begin() as session:
         session.add(colliding_order())
@@ -100,15 +71,6 @@ def test_two_flushes_write_what_was_enqueued_before_each(database, ob):
             session.commit()
 
     assert sent == []
-    assert parents(database) == ["first", "second"]
-
-
-def test_two_transactions_of_one_session_write_their_own(database, ob):
-    with database.session() as session:
-        for parent in ("first", "second"):
-            enqueue(ob, session, parent)
-            session.commit()
-
     assert parents(database) == ["first", "second"]
 
 
@@ -180,16 +142,6 @@ def test_clearing_session_info_does_not_let_a_claim_commit_halfway(database, ob)
         commit_halfway(session)
 
     assert database.counts()["orders"] == 0
-
-
-@pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
-def test_enqueue_works_after_the_session_forgot_its_objects(database, ob, forget):
-    with database.begin() as session:
-        enqueue(ob, session, "first")
-        getattr(session, forget)()
-        enqueue(ob, session, "second")
-
-    assert parents(database) == ["first", "second"]
 
 
 def test_an_entry_outlives_the_new_objects_that_were_to_be_flushed_with_it(database, ob):
@@ -268,3 +220,213 @@ def test_status_and_cancel_know_what_the_session_has_enqueued(database, ob, forg
         assert ob.cancel(session, entry.id)
         assert ob.cancel(session, late.id)
     assert before.state == "pending"
+
+
+# --- An entry lives and dies with the caller's savepoints.
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_is_enqueued_around_a_savepoint_survives_its_rollback(database, ob, flushed):
+    with database.begin() as session:
+        enqueue(ob, session, "before")
+        if flushed:
+            flush_all(session)
+        savepoint = session.begin_nested()
+        enqueue(ob, session, "inside")
+        if flushed:
+            flush_all(session)
+        savepoint.rollback()
+        enqueue(ob, session, "after")
+
+    assert parents(database) == ["after", "before"]
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize(
+    ("rolled_back", "kept"),
+    [("inner", ["between", "outermost"]), ("outer", ["outermost"]), ("neither", ["between", "innermost", "outermost"])],
+)
+def test_of_two_nested_savepoints_each_takes_its_own(database, ob, flushed, rolled_back, kept):
+    with database.begin() as session:
+        enqueue(ob, session, "outermost")
+        outer = session.begin_nested()
+        enqueue(ob, session, "between")
+        inner = session.begin_nested()
+        enqueue(ob, session, "innermost")
+        if flushed:
+            flush_all(session)
+        if rolled_back != "outer":
+            inner.rollback() if rolled_back == "inner" else inner.commit()
+        outer.rollback() if rolled_back == "outer" else outer.commit()
+
+    assert parents(database) == kept
+
+
+def test_a_flush_that_fails_in_a_savepoint_leaves_the_entries_before_it(database, ob):
+    with database.begin() as session:
+        session.add(colliding_order())
+
+    with database.begin() as session:
+        enqueue(ob, session, "before")
+        savepoint = session.begin_nested()
+        enqueue(ob, session, "inside")
+        session.add(colliding_order())
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        savepoint.rollback()
+        enqueue(ob, session, "after")
+
+    assert parents(database) == ["after", "before"]
+
+
+def take_the_new_object_out(session):
+    session.expunge(*session.new)
+
+
+@pytest.mark.parametrize("forget", [forget_all, expire_all, take_the_new_object_out])
+@pytest.mark.parametrize("autoflush", [True, False])
+def test_an_entry_outlives_a_savepoint_that_is_begun_after_it(database, ob, forget, autoflush):
+    with database.session(autoflush=autoflush) as session:
+        session.add(Order(customer="ada", amount=1))
+        enqueue(ob, session, "before")
+        forget(session)
+        savepoint = session.begin_nested()
+        session.add(Order(customer="ada", amount=2))
+        session.flush()
+        savepoint.rollback()
+        session.commit()
+
+    assert parents(database) == ["before"]
+
+
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_an_entry_that_a_rollback_took_back_is_written_again(database, ob, end):
+    """Enqueued outside the savepoint as it is begun, and written in it: that is too late for what precedes it."""
+    with database.begin() as session:
+        listen(session, "after_transaction_create", lambda session: enqueue(ob, session, "invoice:42"))
+        savepoint = session.begin_nested()
+        session.add(Order(customer="ada", amount=2))
+        session.flush()
+        getattr(savepoint, end)()
+
+    assert database.orders == []
+    assert parents(database) == ["invoice:42"]
+
+
+def test_a_released_savepoint_keeps_what_a_later_rollback_cannot_undo(database, ob):
+    with database.begin() as session:
+        listen(session, "after_transaction_create", lambda session: enqueue(ob, session, "invoice:42"))
+        for end in ("commit", "rollback"):
+            savepoint = session.begin_nested()
+            session.add(Order(customer="ada", amount=2))
+            session.flush()
+            getattr(savepoint, end)()
+
+    assert len(database.orders) == 1
+    assert parents(database) == ["invoice:42"]
+
+
+def test_a_savepoint_that_cannot_be_begun_leaves_the_session_as_it_was(database, ob):
+    with database.begin() as session:
+        enqueue(ob, session, "invoice:41")
+
+    with database.begin() as session:
+        enqueue(ob, session, "invoice:41")
+        with pytest.raises(outbox.DuplicateEntry):
+            session.begin_nested()
+        assert not session.in_nested_transaction()
+        enqueue(ob, session, "invoice:42")
+
+    assert parents(database) == ["invoice:41", "invoice:42"]
+
+
+# --- Listeners of a session may enqueue: in a flush, in a commit, beside the caller or alone.
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
+@pytest.mark.parametrize("others", [[], ["from the caller"]], ids=["alone", "beside the caller"])
+def test_a_listener_may_enqueue(database, ob, moment, others):
+    with database.session() as session:
+        listen(session, moment, lambda session: enqueue(ob, session, "from the listener"))
+        session.add(Order(customer="ada", amount=2000))
+        for parent in others:
+            enqueue(ob, session, parent)
+        session.commit()
+
+    assert parents(database) == [*others, "from the listener"]
+
+
+@pytest.mark.parametrize("moment", ["before_insert", "after_insert", "before_update", "after_update"])
+def test_a_mapper_listener_may_enqueue(database, ob, moment):
+    """And nothing warns, which would fail this test."""
+
+    def charge(mapper, connection, order):
+        enqueue(ob, sa.orm.object_session(order), "from the listener")
+
+    sa.event.listen(Order, moment, charge)
+    try:
+        with database.session() as session:
+            order = Order(customer="ada", amount=2000)
+            session.add(order)
+            if moment.endswith("update"):
+                session.flush()
+                order.amount = 1
+            session.commit()
+    finally:
+        sa.event.remove(Order, moment, charge)
+
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_session_class_of_the_apps_own_with_its_own_listener_may_enqueue(database, ob):
+    class AppSession(Session):
+        pass
+
+    @sa.event.listens_for(AppSession, "before_flush")
+    def charge_new_orders(session, context, instances):
+        for order in session.new:
+            enqueue(ob, session, f"order of {order.customer}")
+
+    with AppSession(database.engine) as session:
+        session.add(Order(customer="ada", amount=2000))
+        session.commit()
+
+    assert parents(database) == ["order of ada"]
+
+
+def test_a_listener_may_enqueue_in_the_commit_of_a_session_that_never_did(database, ob):
+    """The last moments: no flush follows, and the session's commit is the first that the outbox hears of it."""
+    with database.session() as session:
+        listen(session, "before_commit", lambda session: enqueue(ob, session, "from the listener"))
+        session.connection()
+        session.commit()
+
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_listener_may_enqueue_in_a_flush_that_then_has_nothing_to_do(database, ob):
+    def enqueue_and_forget(session):
+        enqueue(ob, session, "from the listener")
+        session.expunge_all()
+
+    with database.session() as session:
+        listen(session, "before_flush", enqueue_and_forget)
+        session.add(Order(customer="ada", amount=2000))
+        session.commit()
+
+    assert database.orders == []
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_savepoint_open_at_the_commit_keeps_what_its_listeners_enqueue(database, ob):
+    with database.session() as session:
+        transaction = session.begin()
+        savepoint = session.begin_nested()
+        sa.event.listen(
+            session,
+            "after_transaction_end",
+            lambda session, ended: ended is savepoint and enqueue(ob, session, "from the listener"),
+        )
+        transaction.commit()
+
+    assert parents(database) == ["from the listener"]
