@@ -1,28 +1,28 @@
-"""Processes that are killed: what the service did equals what the outbox says, entry by entry."""
+"""Processes that are killed, also in a callback or in a group: what the service did equals what the outbox says."""
 
 import random
 import signal
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from support.concurrency import TEST_TIMEOUT
 from support.daemons import MOMENTS, Daemon, FileService, daemon, wait_for, write_factory
-from support.database import CHARGE, TABLES, Database
-from support.entries import HOUR, age, claim_one, put_one, run_once, settlement_row, state, states
+from support.database import CHARGE, TABLES, Database, Order
+from support.entries import HOUR, age, put_one, run_once, settlement_row, states
 from support.python_processes import PIPE, PythonProcess
 from support.verify import broken_rules
 
 import outbox
-from dispatchers import FOREVER
-from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_ledger import StripeLedger
-from dispatchers.time_limits import RetryPolicy, Window
 from outbox.keys import Tag, encode_native
+from outbox.sessions.session import flush_all
 
 TO_STRIPE = """
 def make():
@@ -185,18 +185,205 @@ def test_a_kill_at_any_moment_leaves_work_that_ends_under_the_same_key(
     assert settlement_row(database, id).attempts == (1 if settled else 2)
 
 
-@pytest.mark.parametrize("window", [FOREVER, None])
-def test_an_entry_that_kills_every_process_that_takes_it_comes_to_an_end(
-    database: Database, ob: outbox.Outbox, window: Window
+# --- A chain of effects, its processes killed around a callback: each link happens once on the remote service.
+
+
+CHAIN = """
+from support.daemons import FileService, OverStore, die_at
+from dispatchers.store.database import DatabaseStore
+from support.database import CHARGE, Order
+
+moment = os.environ["MOMENT"]
+effects = Operations()
+
+@effects.on_settled(CHARGE)
+def charged(session, settlement):
+    die_at(moment, here="as the callback begins")
+    session.add(Order(customer=settlement.entry.parent.key, amount=2000))
+    ob.enqueue(session, "mail.receipt", {"charge": settlement.result["key"]})
+    session.flush()
+    die_at(moment, here="before the callback's commit")
+
+class DyingStore(DatabaseStore):
+    async def settle_with(self, entry, end, callback):
+        settled = await super().settle_with(entry, end, callback)
+        die_at(moment, here="after the callback's commit")
+        return settled
+
+def make():
+    service = FileService(here)
+    return OverStore(
+        DyingStore(url, ob.configuration), outbox=ob, include=[effects], poll=timedelta(seconds=0.02),
+        adapters={"stripe": service, "mail": service},
+    )
+"""
+
+HANGING = """
+from support.daemons import FileService
+from support.database import CHARGE
+
+effects = Operations()
+
+@effects.on_settled(CHARGE)
+def charged(session, settlement):
+    (here / "entered").touch()
+    time.sleep(600)
+
+def make():
+    return Dispatcher(
+        url, outbox=ob, include=[effects], adapters={"stripe": FileService(here)}, grace=timedelta(seconds=0.3),
+        poll=timedelta(seconds=0.02),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    "moment", ["as the callback begins", "before the callback's commit", "after the callback's commit"]
+)
+def test_a_chain_killed_around_the_callback_has_each_effect_once(
+    database: Database, ob: outbox.Outbox, tmp_path: Path, moment: str
 ) -> None:
-    id = put_one(database, ob)
-    adapter = MemoryAdapter(window=window)
-    adapter.retry = RetryPolicy(max_attempts=3)
-    for _ in range(3):
-        claim_one(DatabaseStore(database.engine, ob.configuration))
-        age(database, HOUR)
+    put_one(database, ob, CHARGE, parent="invoice:42")
+    write_factory(tmp_path, CHAIN)
+    service = FileService(tmp_path)
+    committed = moment == "after the callback's commit"
 
-    finished = run_once(database, ob, adapters={"crm": adapter})
+    with daemon(tmp_path, database.url, MOMENT=moment) as process:
+        assert process.wait() == -signal.SIGKILL, process.output
+    assert len(database.orders) == committed
+    # the other claim loop may have claimed the receipt already
+    assert states(database) in (
+        [{"delivered": 1, "pending": 1}, {"delivered": 1, "sending": 1}] if committed else [{"sending": 1}]
+    )
+    age(database, HOUR)
+    with daemon(tmp_path, database.url, MOMENT="") as process:
+        wait_for(lambda: states(database) == {"delivered": 2}, "the receipt", workers=[process])
+        process.terminate()
+        assert process.wait() == 0, process.output
 
-    assert (finished, adapter.deliveries) == (1, [])
-    assert state(database, id) == "uncertain"
+    keys = [ob.child_key("invoice:42", operation) for operation in (CHARGE, "mail.receipt")]
+    assert sorted(service.effects) == sorted(keys)
+    assert [order.customer for order in database.orders] == ["invoice:42"]
+    assert service.sent.count(keys[0]) == (1 if committed else 2)
+
+
+def test_a_process_with_a_callback_that_never_ends_ends_all_the_same(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    put_one(postgresql, ob, CHARGE)
+    write_factory(tmp_path, HANGING)
+
+    with daemon(tmp_path, postgresql.url) as process:
+        wait_for((tmp_path / "entered").exists, "the callback", workers=[process])
+        process.terminate()
+        assert process.wait() == 0, process.output
+
+    assert states(postgresql) == {"sending": 1}
+    assert run_once(postgresql, ob, adapters={"stripe": FileService(tmp_path)}) == 0, "its lease still holds"
+    age(postgresql, HOUR)
+    assert run_once(postgresql, ob, adapters={"stripe": FileService(tmp_path)}) == 1
+    assert len(FileService(tmp_path).effects) == 1
+
+
+# --- Processes that are killed while they send groups: what came to the remote service came in commit order.
+
+
+FACTORY = """
+import asyncio
+
+class Ledger(Adapter):
+    timeout = timedelta(seconds=0.5)
+    window = FOREVER
+
+    async def send(self, delivery):
+        payload = delivery.payload
+        with (here / "ledger.txt").open("a") as ledger:
+            ledger.write(f"{payload['group']} {payload['number']}\\n")
+        await asyncio.sleep(0.002)
+        return Delivered()
+
+def make():
+    return Dispatcher(
+        url, outbox=ob, adapters={"crm": Ledger()}, lease=timedelta(seconds=3), margin=timedelta(seconds=1),
+        poll=timedelta(seconds=0.05),
+    )
+"""
+
+GROUPS, WRITERS, EACH = 10, 5, 2  # 10 groups of 10 entries
+
+
+def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
+    """Concurrent writers, each with one entry of each group at a time. Each is rolled back once before it is committed.
+
+    The order's id is drawn while the group is locked: it shows the commit order, whatever the outbox thinks of it.
+    """
+    barrier = threading.Barrier(WRITERS)
+
+    def write(writer: int) -> None:
+        rng = random.Random(writer)
+        barrier.wait(TEST_TIMEOUT)
+        for turn in range(EACH):
+            for group in rng.sample(range(GROUPS), GROUPS):
+                with database.session() as session:
+                    for commits in (False, True):
+                        number = 100 * writer + turn
+                        payload = {"group": group, "number": number}
+                        parent = f"{group} {number}"
+                        ob.enqueue(session, "crm.upsert", payload, parent=parent, ordering_key=f"group {group}")
+                        flush_all(session)
+                        session.add(Order(customer=str(group), amount=number))
+                        session.flush()
+                        session.commit() if commits else session.rollback()
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write, range(WRITERS)))
+
+
+def test_after_kills_every_group_has_come_in_commit_order(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    write_factory(tmp_path, FACTORY)
+    total = GROUPS * WRITERS * EACH
+
+    def delivered() -> int:
+        return states(postgresql)["delivered"]
+
+    with ExitStack() as stack:
+
+        def start() -> Daemon:
+            return stack.enter_context(daemon(tmp_path, postgresql.url))
+
+        workers = [start(), start()]
+        with ThreadPoolExecutor(1) as pool:
+            enqueuing = pool.submit(enqueue_all, postgresql, ob)
+            for kill in range(4):
+                reached = (kill + 1) * total // 6
+                wait_for(lambda reached=reached: delivered() >= reached, f"{reached} to be delivered", 300, workers)
+                victim = rng.randrange(2)
+                workers[victim].kill()
+                workers[victim] = start()
+            enqueuing.result(300)
+        wait_for(lambda: delivered() == total, "every entry to be delivered", 300, workers)
+
+    came = groups_of(tmp_path / "ledger.txt")
+    assert came == orders_of(postgresql)
+    assert postgresql.queue == []
+
+
+def groups_of(ledger: Path) -> dict[str, list[str]]:
+    """What came to the service, by group. After a kill an entry may come again, but before any other of its group."""
+    came: dict[str, list[str]] = defaultdict(list)
+    for line in ledger.read_text().splitlines():
+        group, number = line.split()
+        if came[group][-1:] != [number]:
+            came[group].append(number)
+    return came
+
+
+def orders_of(database: Database) -> dict[str, list[str]]:
+    """What was committed, group by group."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for order in database.orders:
+        groups[order.customer].append(str(order.amount))
+    return groups

@@ -1,20 +1,27 @@
-"""Apps and dispatchers on different nodes of a Galera cluster. One test, because a cluster takes ten seconds to start.
+"""Apps and dispatchers on nodes of a Galera cluster. One test for most of it, because a cluster takes ten seconds to start.
 
 `python3 dev.py galera --chaos` is the long form.
 """
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.database import TABLES
+from support.database import IMPORT_PATH, TABLES
 from support.entries import HOUR, claim_request, dispatcher, pumping, quota, run_once
 from support.galera_chaos import chaos
 from support.galera_cluster import missing_part, running_cluster, wait_until
@@ -45,8 +52,10 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_rows
 from dispatchers.store.queue.ordering import advance_groups, sort_out
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, SendAgain, Settle
+from outbox import migrations
 from outbox.sql.clock import clock, earlier
 from outbox.sql.connections.engines import engine_of
+from outbox.sql.errors.driver import DEADLOCK, sqlstate
 from outbox.sql.key_locks import certify
 from outbox.sql.mariadb.errors import leaves_cluster
 from outbox.sql.mariadb.settings import NodeLags
@@ -392,3 +401,61 @@ def test_a_node_that_left_its_cluster_is_an_outage_with_its_cause_named(number: 
     assert is_outage(error)
     assert cause in cause_of(error)
     assert leaves_cluster(error.orig)  # so no ROLLBACK is sent, which would fail too
+
+
+# --- Requests on the nodes of a Galera cluster whose commits are refused.
+
+
+def test_the_holder_of_a_lease_answers_although_a_commit_is_refused(ob: outbox.Outbox) -> None:
+    if (missing := missing_part()) is not None:
+        pytest.skip(f"{missing} is not installed")
+    with running_cluster() as cluster:
+        engines = [engine_of(url) for url in cluster.urls("shop")]
+        migrations.upgrade(engines[0])
+        the_holder_of_a_lease_answers(engines, ob)
+        for engine in engines:
+            engine.dispose()
+
+
+def the_holder_of_a_lease_answers(engines: list[sa.Engine], ob: outbox.Outbox) -> None:
+    """Meanwhile another node changes the table, or another attempt takes the request over."""
+
+    def change_table(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(f"ALTER TABLE {TABLES.record.name} COMMENT 'changed'")
+
+    def take_over(connection: sa.Connection) -> None:
+        taken = sa.update(TABLES.record).where(TABLES.record.c.lease_token.is_not(None))
+        connection.execute(taken.values(lease_token=uuid4()))
+
+    for work, expected in ((change_table, nullcontext()), (take_over, pytest.raises(outbox.LeaseLost))):
+        engine, refused = engine_of(engines[0].url), list[Any]()
+        sa.event.listen(engine, "handle_error", refused.append)
+        leased = ob.leased(engine, work.__name__, scope="ada", content={"amount": 1}, lease=HOUR)
+        with suppress(outbox.NotAnswered), leased as claim:
+            wait_for_all(engines)
+            sa.event.listen(engine, "commit", lambda _, work=work: on_a_node(engines[1], work), once=True)
+            with expected:
+                claim.respond(201, {"order": 42})
+        engine.dispose()
+        assert [sqlstate(context.original_exception) for context in refused] == [DEADLOCK]
+
+
+# --- What `python3 dev.py galera` leaves on the machine. dev.py itself could make the environment of this run again.
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_that_starts_a_cluster_removes_it_when_it_ends(end: signal.Signals) -> None:
+    """The signal reaches the command's own process only, as that of a supervisor."""
+    if (missing := missing_part()) is not None:
+        pytest.skip(f"{missing} is not installed")
+    command = [sys.executable, "-m", "support.galera_cluster"]
+
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # pytest's own folders are closed to the servers' user
+        variables = os.environ | {"TMPDIR": folder, "PYTHONPATH": IMPORT_PATH}
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=variables) as running:
+            wait_until(lambda: any(Path(folder).glob("galera*/n0")), "its first node is being made")
+            running.send_signal(end)
+        left = list(Path(folder).iterdir())
+
+    assert (running.returncode, left) == (0, [])

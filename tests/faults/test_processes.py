@@ -119,32 +119,24 @@ def put_poison_first(database: Database, ob: outbox.Outbox) -> tuple[UUID, str]:
     return poison.id, poison.child_key
 
 
-def test_a_payload_that_kills_its_sender_ends_uncertain_beside_others(
-    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+@pytest.mark.parametrize(
+    ("keys", "sends", "ends"),
+    [("keys", MAX_ATTEMPTS, {"delivered": 9, "uncertain": 1}), ("no keys", 1, {"uncertain": 10})],
+    ids=["keys", "no keys"],
+)
+def test_a_payload_that_kills_its_sender_ends_uncertain(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, keys: str, sends: int, ends: dict[str, int]
 ) -> None:
+    """Where no keys are kept, none of those that were claimed with it can be distinguished from what had been sent."""
     id, key = put_poison_first(postgresql, ob)
 
-    ended = supervised(postgresql, tmp_path, "keys")
+    ended = supervised(postgresql, tmp_path, keys)
 
-    sent, row = Counter(FileService(tmp_path).sent), queue_row(postgresql, id)
-    assert ended == [-signal.SIGKILL] * MAX_ATTEMPTS + [0]
-    assert states(postgresql) == {"delivered": 9, "uncertain": 1}
-    assert (row.state, row.attempts, sent[key]) == ("uncertain", MAX_ATTEMPTS, MAX_ATTEMPTS)
-    assert len(FileService(tmp_path).effects) == len(sent) == 10
-    assert broken_rules(postgresql) == {}
-
-
-def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept(
-    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
-) -> None:
-    id, key = put_poison_first(postgresql, ob)
-
-    ended = supervised(postgresql, tmp_path, "no keys")
-
-    assert ended == [-signal.SIGKILL, 0]
-    assert state(postgresql, id) == "uncertain"
-    assert states(postgresql) == {"uncertain": 10}  # none of them can be distinguished from those that had been sent
-    assert FileService(tmp_path).sent == [key]
+    sent = Counter(FileService(tmp_path).sent)
+    assert ended == [-signal.SIGKILL] * sends + [0]
+    assert states(postgresql) == ends
+    assert (state(postgresql, id), queue_row(postgresql, id).attempts, sent[key]) == ("uncertain", sends, sends)
+    assert len(sent) == 1 + ends.get("delivered", 0)
     assert broken_rules(postgresql) == {}
 
 

@@ -1,8 +1,9 @@
-"""Several databases served by one process: `Fleet`."""
+"""Several databases served by one process, of one engine or of three, and the file that names them: `Fleet`."""
 
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,18 +17,20 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.orm import Session
-from support.daemons import daemon, write_factory
-from support.database import Database
-from support.entries import Blocking, put, states, until_true
+from support.daemons import daemon, wait_for, write_factory
+from support.database import TABLES, Database
+from support.entries import Blocking, put, run_once, states, until_true
 from support.fleet import TICK, Slow, delivered, fleet, run_until, urls, write
 from support.relays import Relay, relay
 
 import outbox
-from dispatchers import Delivered, Delivery, Operations, Outcome, Settlement
+from dispatchers import Breaker, Delivered, Delivery, Limits, Operations, Outcome, Settlement, Unknown
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.databases_file import read_databases
 from dispatchers.process.fleet_work import FleetWork
 from dispatchers.store.connections.watchdog import DatabaseSilent
 from dispatchers.telemetry import prometheus
+from outbox.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -327,3 +330,194 @@ def test_metrics_have_the_database_as_a_label(
     assert seen[0].keys() == {"shard0", "shard1", "shard2"}
     assert by_database("outbox_unsettled") == {}  # a database that is not served has no levels
     assert by_database("outbox_claimed_total").keys() == seen[0].keys()
+
+
+# --- A fleet of databases that differ: engines, clocks, revisions, rights, and trust. Each one's trouble is its own.
+
+
+@pytest.fixture
+def three(copies: Any) -> Iterator[list[Database]]:
+    taken = [copies.take() for _ in range(3)]
+    yield taken
+    for each in taken:
+        copies.give_back(each)
+
+
+def fleet_of(databases: dict[str, Database], ob: outbox.Outbox, adapter: MemoryAdapter, **settings: Any) -> FleetWork:
+    return fleet({name: each.url for name, each in databases.items()}, ob, adapter, **settings)
+
+
+def suspend(database: Database, ob: outbox.Outbox) -> None:
+    """As after a restore from a dump: the stored identity is of another server."""
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    database.execute(sa.update(TABLES.meta).values(system_identifier="1"))
+
+
+def test_databases_of_three_engines_share_one_limit(
+    postgresql: Database, mariadb: Database, sqlite: Database, ob: outbox.Outbox
+) -> None:
+    databases, service = {"postgresql": postgresql, "mariadb": mariadb, "sqlite": sqlite}, Slow()
+    for each in databases.values():
+        put(each, ob, count=20)
+
+    run_until(fleet_of(databases, ob, service, concurrency=4), delivered([*databases.values()], 20))
+
+    assert service.most == 4
+
+
+def test_each_databases_trouble_is_its_own(
+    three: list[Database], sqlite: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    restored, alien, good = three
+    suspend(restored, ob)
+    run_once(alien, outbox.Outbox(ob.configuration.keyring, env="other"), adapters={"crm": MemoryAdapter()})
+    databases = {"restored": restored, "alien": alien, "outdated": sqlite, "good": good}
+    for each in databases.values():
+        put(each, ob, count=20)
+    sqlite.execute(sa.text("ALTER TABLE outbox_dispatcher RENAME COLUMN in_flight TO of_another_release"))
+
+    run_until(
+        fleet_of(databases, ob, MemoryAdapter(), concurrency=1),
+        lambda: states(good) == {"delivered": 20} and "sending suspended" in caplog.text,
+    )
+
+    assert [states(each) for each in (restored, alien, sqlite)] == [{"pending": 20}] * 3
+    assert caplog.text.count("not served: ") == 2
+
+
+def test_a_suspended_database_does_not_keep_the_probe(three: list[Database], ob: outbox.Outbox) -> None:
+    restored, good, _ = three
+    suspend(restored, ob)
+    for each in (restored, good):
+        put(each, ob, count=20)
+    calls = 0
+
+    class Mended(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            nonlocal calls
+            calls += 1
+            return Unknown("no answer") if calls <= 3 else await super().send(delivery)
+
+    wait = timedelta(milliseconds=50)
+    limits = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=wait, max_wait=wait))}
+    run_until(
+        fleet_of({"restored": restored, "good": good}, ob, Mended(), limits=limits),
+        lambda: states(good)["delivered"] >= 17,
+    )
+
+    assert states(restored) == {"pending": 20}
+
+
+def test_a_read_only_database_costs_the_others_nothing(
+    three: list[Database], ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    standby, good, _ = three
+    for each in (standby, good):
+        put(each, ob, count=20)
+    read_only = standby.url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+
+    run_until(
+        fleet({"standby": read_only, "good": good.url}, ob, MemoryAdapter(), concurrency=1),
+        lambda: states(good) == {"delivered": 20} and "read-only" in caplog.text,
+    )
+
+    assert states(standby) == {"pending": 20}
+
+
+# --- The file that names a fleet's databases: what is refused in it, and that a hangup makes the fleet read it again.
+
+
+FLEET = """
+from support.daemons import FileService
+
+def make():
+    return Fleet(adapters={"crm": FileService(here)}, outbox=ob, poll=timedelta(seconds=0.05))
+"""
+
+
+def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: outbox.Outbox, tmp_path: Path) -> None:
+    write_factory(tmp_path, FLEET)
+    path, named = tmp_path / "databases.conf", urls(databases)
+    write(path, {name: named[name] for name in ("shard0", "shard1")})
+    for each in databases:
+        put(each, ob)
+
+    with daemon(tmp_path, databases[0].url, "factory:make", "--databases", str(path)) as process:
+        wait_for(delivered(databases[:2], 1), "the first two", workers=[process])
+        write(path, {name: named[name] for name in ("shard1", "shard2")})
+        process.process.send_signal(signal.SIGHUP)
+        wait_for(delivered(databases[2:], 1), "the third", workers=[process])
+        wait_for(lambda: not databases[0].rows(TABLES.dispatcher), "the end of the first", workers=[process])
+        put(databases[0], ob)
+
+        path.write_text("shard1 = postgresql://user:secret@/x\nshard1 = sqlite://\n")
+        process.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "databases.conf, line 2: the name 'shard1' occurs twice" in process.output, "the error")
+        put(databases[1], ob)
+        wait_for(delivered(databases[1:2], 2), "the last one", workers=[process])
+        process.terminate()
+        assert process.wait() == 0, process.output
+
+    assert states(databases[0]) == {"delivered": 1, "pending": 1}
+    assert "outbox.daemon [shard2]: started: " in process.output
+    assert "secret" not in process.output
+    assert "Traceback" not in process.output
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("shard", "write `name = url`"),
+        ("shard =", "write `name = url`"),
+        ("shard = postgresql+psycopg://u:secret@host/x # ours", "a comment needs a line of its own"),
+        ("a b = sqlite:///x.db", "'a b' is not a name"),
+        ("shard = mysql://secret@host/x", "the outbox runs on"),
+        ("shard = secret", "needs a SQLAlchemy URL"),
+        ("shard = postgresql+asyncpg://u:secret@host/x", "is asynchronous"),
+        ("first = sqlite:///other.db", "the name 'first' occurs twice"),
+        ("shard = sqlite:///one.db", "'shard' is the same database as 'first'"),
+    ],
+)
+def test_a_wrong_line_is_named_without_its_url(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "databases.conf"
+    path.write_text(f"# comment\nfirst = sqlite:///one.db\n\n{line}\n")
+
+    with pytest.raises(ConfigurationError, match=re.escape(f"{path}, line 4: ") + f".*{re.escape(says)}") as raised:
+        read_databases(path)
+
+    assert "secret" not in str(raised.value)
+
+
+def test_a_url_may_contain_the_signs_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "databases.conf"
+    path.write_text("tenant-a.eu=postgresql+psycopg://u:p%23=1@h/db?application_name=x#y")
+
+    (url,) = read_databases(path).values()
+
+    assert url.password == "p#=1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mariadb+pymysql://u@/x?unix_socket=/run/",
+        "postgresql+psycopg://?service=shard",
+        "postgresql+psycopg://u@host/x?options=-csearch_path%3Dtenant",
+    ],
+)
+def test_databases_of_two_sockets_services_or_schemas_are_two(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "databases.conf"
+    path.write_text("".join(f"shard{number} = {url}{number}\n" for number in range(2)), encoding="utf-8-sig")
+
+    assert len(read_databases(path)) == 2
+
+
+def test_a_file_that_names_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "databases.conf"
+
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        read_databases(path)
+    path.write_text("# none\n")
+    with pytest.raises(ConfigurationError, match="names no database"):
+        read_databases(path)

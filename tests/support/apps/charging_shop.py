@@ -1,4 +1,4 @@
-"""A shop that charges a card inside a leased claim, and may be killed at a given moment: a process of test_leases_killed.py."""
+"""A shop that charges a card inside a leased claim, and may be killed at a given moment: a process of test_leases_crashed.py."""
 
 import os
 import signal
