@@ -36,6 +36,11 @@ class Connection(Protocol):
         ...
 
 
+def no_connection(error: Exception) -> Deferred:
+    """The outcome of a send for which no connection could be opened."""
+    return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+
+
 Opened = TypeVar("Opened", bound=Connection)
 
 
@@ -73,6 +78,15 @@ class OneConnection(Generic[Opened]):
             self._opening.add_done_callback(self._has_ended)
         async with asyncio.timeout_at(latest):
             return await asyncio.shield(self._opening)
+
+    async def ready_or_refusal(self, latest: float, failures: tuple[type[Exception], ...]) -> Opened | Deferred:
+        """The connection; or, if it is not ready, the outcome of each send. failures: of the client while it connects."""
+        try:
+            return self.present() or await self.ready(latest)
+        except NotReady as problem:
+            return problem.outcome
+        except failures as error:
+            return no_connection(error)
 
     async def aclose(self) -> None:
         """Close all connections of this event loop, within `CLOSE_SECONDS`. You may use the object again afterwards."""

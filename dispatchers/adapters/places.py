@@ -9,6 +9,9 @@ from outbox.errors import ConfigurationError
 OPERATION = "{operation}"
 """What a template contains in the place of the operation's name."""
 
+EVENT_ID = "event_id"
+"""The header, field or attribute of a message that has the child key: where `outbox.inboxes` finds it."""
+
 
 class Unsendable(Exception):
     """Why an entry can never be sent, as the reason of a `Rejected`."""

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 
 from dispatchers.adapters.brokers.kafka_answers import PERHAPS_TOO_LARGE_TOGETHER, not_accepted
 from dispatchers.adapters.brokers.kafka_producer import Record, RunningProducer
-from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
+from dispatchers.adapters.places import EVENT_ID, OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.threads import on_own_thread
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
@@ -43,7 +43,6 @@ class KafkaAdapter(PlacesAdapter):
     bootstrap_servers: the brokers to begin with, as host:port, separated by commas.
     topic: the topic of each operation: a template with `{operation}`, or a mapping from operations to topics. An entry's
         `options={"topic": ...}` replaces it.
-    key_header: the header for the child key.
     at_least_once: whether to produce again after an unknown outcome. Kafka recognises only librdkafka's own repetitions, within
         one send: a second send is a second record, so `window` is None. Set it if every consumer has an inbox.
     timeout: how long one send may take, at least 5 seconds. Half of it is librdkafka's `message.timeout.ms`: no record is sent
@@ -61,7 +60,6 @@ class KafkaAdapter(PlacesAdapter):
         *,
         bootstrap_servers: str,
         topic: str | Mapping[str, str] = OPERATION,
-        key_header: str = "event_id",
         at_least_once: bool = False,
         timeout: timedelta = timedelta(seconds=30),
         retry: RetryPolicy = DEFAULT_RETRY,
@@ -71,8 +69,6 @@ class KafkaAdapter(PlacesAdapter):
             raise ConfigurationError(
                 f"bootstrap_servers={bootstrap_servers!r} must be host:port, or several with commas"
             )
-        if not isinstance(key_header, str) or not key_header:
-            raise ConfigurationError(f"key_header={key_header!r} must be the name of a header")
         if timeout < TIMEOUT_MIN:
             raise ConfigurationError(
                 f"timeout={timeout!r} must be at least {TIMEOUT_MIN}: librdkafka counts in seconds"
@@ -84,7 +80,6 @@ class KafkaAdapter(PlacesAdapter):
         self.retry = retry
         self._bootstrap_servers = bootstrap_servers
         self._places = Places("topic", topic)
-        self._key_header = key_header
         self._check_seconds = timeout.total_seconds() / 4
         self._message_seconds = timeout.total_seconds() / 2
         self._settings = {
@@ -142,7 +137,7 @@ class KafkaAdapter(PlacesAdapter):
             await asyncio.wait(self._checks.values())
 
     def _record(self, delivery: Delivery) -> Record:
-        headers = {self._key_header: delivery.key, "content-type": "application/json", **delivery.headers}
+        headers = {EVENT_ID: delivery.key, "content-type": "application/json", **delivery.headers}
         return Record(
             self._places.of(delivery),
             delivery.ordering_key,

@@ -11,14 +11,14 @@ The message carries the payload's JSON. The child key is the header `Nats-Msg-Id
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from nats.errors import Error
 
 from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of
 from dispatchers.adapters.brokers.nats_answers import unfit_subject
 from dispatchers.adapters.brokers.nats_connection import Message, NatsConnection, connected
-from dispatchers.adapters.one_connection import NotReady, OneConnection
+from dispatchers.adapters.brokers.urls import checked_urls
+from dispatchers.adapters.one_connection import NotReady, OneConnection, no_connection
 from dispatchers.adapters.places import OPERATION, Places, Unsendable
 from dispatchers.adapters.trust import Tls, given_context
 from dispatchers.delivery import Answered, Deferred, Delivery
@@ -63,7 +63,7 @@ class NatsAdapter(BatchAdapter):
         tls: Tls = None,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._urls = _checked_urls(urls)
+        self._urls = checked_urls(urls, ("nats", "tls", "ws", "wss"), example="nats://host:4222")
         if not isinstance(stream, str) or not stream or set(stream) & set(" \t\r\n.*>"):
             raise ConfigurationError(f"stream={stream!r} must be the name of a stream, without spaces, dots, * and >")
         if unknown := sorted((client_options or {}).keys() - OPTIONS):
@@ -126,23 +126,10 @@ class NatsAdapter(BatchAdapter):
         except NotReady as problem:
             return problem.outcome
         except (Error, OSError) as error:  # a TimeoutError too
-            return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+            return no_connection(error)
 
     async def _open(self) -> NatsConnection:
         seconds = self.timeout.total_seconds()
         return await connected(
             self._urls, self._client_options, stream=self._stream, window=self._remembered, ping_seconds=seconds / 2
         )
-
-
-def _checked_urls(urls: str | Sequence[str]) -> list[str]:
-    given = [urls] if isinstance(urls, str) else list(urls)
-    for number, url in enumerate(given):
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("nats", "tls", "ws", "wss"):
-            raise ConfigurationError(
-                f"urls[{number}] must be a URL such as nats://host:4222 or tls://host:4222 (it is not shown: it may hold"
-                " a password)"
-            )
-    if not given:
-        raise ConfigurationError("urls=[] must name one server at least, such as 'nats://host:4222'")
-    return given

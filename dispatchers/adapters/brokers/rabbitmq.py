@@ -12,19 +12,20 @@ RabbitMQ deduplicates nothing: after a lost confirmation an entry is `uncertain`
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiormq import spec
 from aiormq.exceptions import AMQPError
 
 from dispatchers.adapters.brokers.rabbitmq_connection import RabbitMqConnection, connected
-from dispatchers.adapters.one_connection import NotReady, OneConnection
+from dispatchers.adapters.brokers.urls import checked_urls
+from dispatchers.adapters.one_connection import OneConnection
 from dispatchers.adapters.places import OPERATION, Places, PlacesAdapter, Unsendable
 from dispatchers.adapters.trust import Tls, given_context
 from dispatchers.delivery import Deferred, Delivery, Outcome, Rejected
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
 
+FAILURES: Final = (AMQPError, OSError, RuntimeError)  # a TimeoutError too
 PERSISTENT: Final = 2
 MAX_NAME_BYTES: Final = 255  # AMQP 0-9-1, "short string"
 
@@ -52,7 +53,7 @@ class RabbitMqAdapter(PlacesAdapter):
         retry: RetryPolicy = DEFAULT_RETRY,
         tls: Tls = None,
     ) -> None:
-        self._urls = _checked_urls(urls)
+        self._urls = checked_urls(urls, ("amqp", "amqps"), example="amqps://user:password@host/vhost")
         if not isinstance(exchange, str) or len(exchange.encode()) > MAX_NAME_BYTES:
             raise ConfigurationError(f"exchange={exchange!r} must be a text of at most {MAX_NAME_BYTES} bytes")
         self.at_least_once = at_least_once
@@ -74,12 +75,9 @@ class RabbitMqAdapter(PlacesAdapter):
         if len(routing_key.encode()) > MAX_NAME_BYTES:
             return Rejected(f"the routing key is longer than {MAX_NAME_BYTES} bytes")
         latest = delivery.deadline - self.timeout.total_seconds() / 2
-        try:
-            connection = self._connection.present() or await self._connection.ready(latest)
-        except NotReady as problem:
-            return problem.outcome
-        except (AMQPError, OSError, RuntimeError) as error:  # a TimeoutError too
-            return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+        connection = await self._connection.ready_or_refusal(latest, FAILURES)
+        if isinstance(connection, Deferred):
+            return connection
         properties = spec.Basic.Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
@@ -94,15 +92,3 @@ class RabbitMqAdapter(PlacesAdapter):
 
     async def _open(self) -> RabbitMqConnection:
         return await connected(self._urls, self._tls, self._exchange)
-
-
-def _checked_urls(urls: str | Sequence[str]) -> list[str]:
-    given = [urls] if isinstance(urls, str) else list(urls)
-    for number, url in enumerate(given):
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("amqp", "amqps"):
-            raise ConfigurationError(
-                f"urls[{number}] must be a URL such as amqps://user:password@host/vhost (it is not shown)"
-            )
-    if not given:
-        raise ConfigurationError("urls=[] must name one server at least, such as 'amqps://user:password@host/'")
-    return given

@@ -21,13 +21,13 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import RedisError
 
 from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_of
 from dispatchers.adapters.brokers.redis_answers import Moved
-from dispatchers.adapters.brokers.redis_connection import Arguments, RedisConnection, connected
-from dispatchers.adapters.one_connection import NotReady, OneConnection
-from dispatchers.adapters.places import OPERATION, Places
+from dispatchers.adapters.brokers.redis_connection import FAILURES, Arguments, RedisConnection, connected
+from dispatchers.adapters.brokers.urls import checked_urls
+from dispatchers.adapters.one_connection import OneConnection
+from dispatchers.adapters.places import EVENT_ID, OPERATION, Places
 from dispatchers.delivery import Answered, Deferred, Delivery, Outcome
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
@@ -69,7 +69,6 @@ class RedisAdapter(BatchAdapter):
         cluster. They are never shown.
     stream: of each operation: a template with `{operation}`, or a mapping from operations to streams. An entry's
         `options={"stream": ...}` replaces it.
-    key_field: the field for the child key.
     maxlen: about how many messages a stream keeps (`MAXLEN ~`); None for all. Redis deletes the oldest, read or not.
     replicas: how many replicas must confirm a message (`WAIT`). Without enough of them it is in doubt.
     at_least_once: whether to append again after a lost answer. The message may then be there twice, and the consumer's inbox
@@ -83,7 +82,6 @@ class RedisAdapter(BatchAdapter):
         *,
         urls: str | Sequence[str],
         stream: str | Mapping[str, str] = OPERATION,
-        key_field: str = "event_id",
         maxlen: int | None = None,
         replicas: int = 0,
         at_least_once: bool = False,
@@ -91,8 +89,6 @@ class RedisAdapter(BatchAdapter):
         retry: RetryPolicy = DEFAULT_RETRY,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(key_field, str) or not key_field or key_field == PAYLOAD:
-            raise ConfigurationError(f"key_field={key_field!r} must be the name of a field other than {PAYLOAD!r}")
         if maxlen is not None and (not isinstance(maxlen, int) or maxlen < 1):
             raise ConfigurationError(f"maxlen={maxlen!r} must be an int of at least 1, or None")
         if not isinstance(replicas, int) or replicas < 0:
@@ -102,7 +98,6 @@ class RedisAdapter(BatchAdapter):
         self.retry = retry
         self._pools = _pools(urls, client_options or {})
         self._places = Places("stream", stream)
-        self._key_field = key_field
         self._trimming: Arguments = () if maxlen is None else ("MAXLEN", "~", maxlen)
         self._replicas = replicas
         self._connections: dict[Node, OneConnection[RedisConnection]] = {}
@@ -128,7 +123,7 @@ class RedisAdapter(BatchAdapter):
     def _message_of(self, delivery: Delivery) -> Message:
         stream = self._places.of(delivery)
         bucket = key_slot(stream.encode())
-        fields = {self._key_field: delivery.key, "content-type": "application/json", **delivery.headers}
+        fields = {EVENT_ID: delivery.key, "content-type": "application/json", **delivery.headers}
         named = [part for field in fields.items() for part in field]
         command = ("XADD", stream, *self._trimming, "*", PAYLOAD, delivery.payload_json, *named)
         return Message(bucket, command, len(delivery.payload_json))
@@ -155,18 +150,11 @@ class RedisAdapter(BatchAdapter):
     async def _append_at(self, node: Node, messages: Sequence[Numbered], latest: float, take: Take) -> None:
         if node not in self._connections:
             self._connections[node] = OneConnection(partial(self._open, node))
-        one = self._connections[node]
-        try:
-            connection = one.present() or await one.ready(latest)
-        except (NotReady, RedisError, OSError) as problem:  # a TimeoutError too
+        connection = await self._connections[node].ready_or_refusal(latest, FAILURES)
+        if isinstance(connection, Deferred):
             self._nodes = {bucket: each for bucket, each in self._nodes.items() if each != node}
-            outcome = (
-                problem.outcome
-                if isinstance(problem, NotReady)
-                else Deferred(f"nothing was sent, no connection: {type(problem).__name__}")
-            )
             for message in messages:
-                take(message, outcome)
+                take(message, connection)
             return
         commands = [message.command for _, message in messages]
         await connection.append(commands, latest, lambda place, outcome: take(messages[place], outcome))
@@ -189,20 +177,14 @@ def _client(pool: ConnectionPool, node: Node) -> Callable[[], AbstractConnection
 
 def _pools(urls: str | Sequence[str], client_options: Mapping[str, Any]) -> list[ConnectionPool]:
     """One for each server. They hold settings and no connection."""
-    given = [urls] if isinstance(urls, str) else list(urls)
+    given = checked_urls(urls, ("redis", "rediss", "unix"), example="rediss://user:password@host:6379/0")
     if unknown := sorted(client_options.keys() - OPTIONS):
         raise ConfigurationError(f"client_options has {unknown}: it may have {', '.join(sorted(OPTIONS))}")
     for number, url in enumerate(given):
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-            raise ConfigurationError(
-                f"urls[{number}] must be a URL such as rediss://user:password@host:6379/0 (it is not shown)"
-            )
         if unknown := sorted(parse_qs(urlsplit(url).query).keys() - OPTIONS - {"db"}):
             raise ConfigurationError(
                 f"urls[{number}] has {unknown}: its query may have db, {', '.join(sorted(OPTIONS))}"
             )
-    if not given:
-        raise ConfigurationError("urls=[] must name one server at least, such as 'redis://host:6379'")
     try:
         alone = {"retry": Retry(NoBackoff(), 0), "socket_timeout": None, "socket_connect_timeout": None}
         settings = {"protocol": 2, **alone, **client_options}

@@ -97,12 +97,9 @@ class TemporalAdapter(PlacesAdapter):
             request = self._start(delivery)
         except Unsendable as problem:
             return Rejected(str(problem))
-        try:
-            connection = await self._ready(delivery)
-        except NotReady as problem:
-            return problem.outcome
-        except FAILURES as error:
-            return Deferred(f"nothing was sent, no connection: {type(error).__name__}")
+        connection = await self._connection.ready_or_refusal(self._latest(delivery), FAILURES)
+        if isinstance(connection, Deferred):
+            return connection
         try:
             async with connection:
                 answer = await connection.service.start_workflow_execution(request, timeout=_left(delivery))
@@ -116,7 +113,7 @@ class TemporalAdapter(PlacesAdapter):
         request = DescribeWorkflowExecutionRequest(namespace=self._namespace, execution=execution)
         try:
             workflow = self._places.of(delivery)
-            connection = await self._ready(delivery)
+            connection = self._connection.present() or await self._connection.ready(self._latest(delivery))
             async with connection:
                 answer = await connection.service.describe_workflow_execution(request, timeout=_left(delivery))
         except RPCError as error:
@@ -152,9 +149,9 @@ class TemporalAdapter(PlacesAdapter):
             workflow_id_conflict_policy=WorkflowIdConflictPolicy.WORKFLOW_ID_CONFLICT_POLICY_FAIL,
         )
 
-    async def _ready(self, delivery: Delivery) -> "_Connection":
-        latest = delivery.deadline - self.timeout.total_seconds() / 2
-        return self._connection.present() or await self._connection.ready(latest)
+    def _latest(self, delivery: Delivery) -> float:
+        """When a connection must be there, by the event loop's clock."""
+        return delivery.deadline - self.timeout.total_seconds() / 2
 
     async def _open(self) -> "_Connection":
         client = await Client.connect(

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from dispatchers.adapters.brokers.aws.answers import outcome_of_failure, remembered
 from dispatchers.adapters.brokers.aws.client import AwsClient
-from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, AwsPublisher, AwsService, Item
-from dispatchers.adapters.places import Places, Unsendable
+from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, AwsPublisher, Item
+from dispatchers.adapters.places import EVENT_ID, Unsendable
 from dispatchers.delivery import Delivered, Delivery, Outcome, Unknown
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 from outbox.errors import ConfigurationError
@@ -44,6 +44,10 @@ class EventBridgeAdapter(AwsPublisher):
     boto3's own retries are off, and the proxies of the environment are ignored. EventBridge keeps no order.
     """
 
+    _setting = "bus"
+    _operation = "put_events"
+    _max_bytes = MAX_BYTES
+
     def __init__(
         self,
         *,
@@ -61,40 +65,32 @@ class EventBridgeAdapter(AwsPublisher):
         client = AwsClient(
             "events", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
-        service = AwsService(
-            operation="put_events", max_bytes=MAX_BYTES, item=self._item, request=_request, outcomes=_outcomes
-        )
-        super().__init__(service, client, Places("bus", bus))
+        super().__init__(client, bus, timeout=timeout, retry=retry)
         self.at_least_once = at_least_once
-        self.timeout = timeout
-        self.retry = retry
         self._source = source
-        self._bus = bus
 
     def __repr__(self) -> str:
-        return f"EventBridgeAdapter({self._bus!r}, source={self._source!r})"
+        return f"EventBridgeAdapter({self._place!r}, source={self._source!r})"
 
     def _item(self, delivery: Delivery) -> Item:
         if len(delivery.operation) > MAX_DETAIL_TYPE_CHARS:
             raise Unsendable(
                 f"the operation cannot be a detail type: it is longer than {MAX_DETAIL_TYPE_CHARS} characters"
             )
-        metadata = json.dumps({**delivery.headers, "event_id": delivery.key})
+        metadata = json.dumps({**delivery.headers, EVENT_ID: delivery.key})
         detail = f'{{"metadata": {metadata}, "data": {delivery.payload_json.decode()}}}'
         fields = {"Source": self._source, "DetailType": delivery.operation, "Detail": detail}
         return Item(fields, sum(len(text.encode()) for text in fields.values()))
 
+    def _request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        return {"Entries": [{**each, "EventBusName": place} for each in entries]}
 
-def _request(place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-    return {"Entries": [{**each, "EventBusName": place} for each in entries]}
-
-
-def _outcomes(answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
-    """The answer has an entry for each of the request, in its order."""
-    found = answer.get("Entries") or []
-    if len(found) != count:
-        return [Unknown("the answer does not list the entries of the request")] * count
-    return [_outcome(each) for each in found]
+    def _outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
+        """The answer has an entry for each of the request, in its order."""
+        found = answer.get("Entries") or []
+        if len(found) != count:
+            return [Unknown("the answer does not list the entries of the request")] * count
+        return [_outcome(each) for each in found]
 
 
 def _outcome(entry: Mapping[str, Any]) -> Outcome:

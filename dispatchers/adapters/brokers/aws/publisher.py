@@ -1,17 +1,18 @@
 """The common part of the adapters for AWS: entries of one place are published in batches, and each has its own outcome."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from dispatchers.adapters.brokers.aws.answers import outcome_of_error
 from dispatchers.adapters.brokers.aws.client import AwsClient
 from dispatchers.adapters.brokers.batch import BatchAdapter, messages_of, parts_of
-from dispatchers.adapters.places import Places
+from dispatchers.adapters.places import EVENT_ID, Places
 from dispatchers.delivery import Answered, Delivery, Outcome, Rejected
+from dispatchers.time_limits import RetryPolicy
 
 MAX_ITEMS: Final = 10  # of one request
 MAX_ID_CHARS: Final = 128  # of a MessageGroupId, a MessageDeduplicationId and an EventGroupId
@@ -30,30 +31,36 @@ Numbered: TypeAlias = tuple[int, Item]
 """An item, with the place of its delivery in the batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsService:
-    """How one service of AWS takes entries.
+class AwsPublisher(BatchAdapter):
+    """An adapter for one service of AWS. A subclass says how the service takes entries.
 
-    operation: the client's method. max_bytes: of one request.
-    item: the entry as the service takes it. Raises `Unsendable`.
-    request: the parameters of a request to a place with these entries.
-    outcomes: the outcomes of so many entries of a request from its answer, in their order.
+    setting: what the service calls a place. operation: the client's method. max_bytes: of one request.
     """
 
-    operation: str
-    max_bytes: int
-    item: Callable[[Delivery], Item]
-    request: Callable[[str, Sequence[dict[str, Any]]], Mapping[str, Any]]
-    outcomes: Callable[[Mapping[str, Any], int], Sequence[Outcome]]
+    _setting: ClassVar[str]
+    _operation: ClassVar[str]
+    _max_bytes: ClassVar[int]
 
-
-class AwsPublisher(BatchAdapter):
-    """An adapter for one service of AWS."""
-
-    def __init__(self, service: AwsService, client: AwsClient, places: Places) -> None:
-        self._service = service
+    def __init__(
+        self, client: AwsClient, place: str | Mapping[str, str], *, timeout: timedelta, retry: RetryPolicy
+    ) -> None:
+        self.timeout = timeout
+        self.retry = retry
         self._client = client
-        self._places = places
+        self._place = place
+        self._places = Places(self._setting, place)
+
+    @abstractmethod
+    def _item(self, delivery: Delivery) -> Item:
+        """The entry as the service takes it. Raises `Unsendable`."""
+
+    @abstractmethod
+    def _request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        """The parameters of a request to a place with these entries."""
+
+    @abstractmethod
+    def _outcomes(self, answer: Mapping[str, Any], count: int) -> Sequence[Outcome]:
+        """The outcomes of the entries of a request, in their order."""
 
     async def send_batch(self, deliveries: Sequence[Delivery], answered: Answered) -> None:
         """Send the requests side by side, as many of them as there are threads."""
@@ -63,7 +70,7 @@ class AwsPublisher(BatchAdapter):
         async with asyncio.TaskGroup() as requests:
             for place, items in to_places.items():
                 for part in parts_of(
-                    items, max_items=MAX_ITEMS, max_size=self._service.max_bytes, size=lambda each: each[1].size
+                    items, max_items=MAX_ITEMS, max_size=self._max_bytes, size=lambda each: each[1].size
                 ):
                     requests.create_task(self._publish(place, part, deliveries[0].deadline, answered))
 
@@ -72,13 +79,13 @@ class AwsPublisher(BatchAdapter):
         self._client.close()
 
     def _placed(self, delivery: Delivery) -> tuple[str, Item]:
-        return self._places.of(delivery), self._service.item(delivery)
+        return self._places.of(delivery), self._item(delivery)
 
     async def _publish(self, place: str, items: Sequence[Numbered], deadline: float, answered: Answered) -> None:
-        request = self._service.request(place, [item.fields for _, item in items])
+        request = self._request(place, [item.fields for _, item in items])
         try:
-            answer = await self._client.call(self._service.operation, deadline, request)
-            outcomes = self._service.outcomes(answer, len(items))
+            answer = await self._client.call(self._operation, deadline, request)
+            outcomes = self._outcomes(answer, len(items))
         except Exception as error:  # botocore raises not only its own errors for an unusual answer
             outcome = outcome_of_error(error)
             if isinstance(outcome, Rejected) and len(items) > 1:  # one of them, but which: nothing was executed yet
@@ -101,9 +108,9 @@ def group_of(delivery: Delivery) -> str:
     return sha256(delivery.ordering_key.encode()).hexdigest()
 
 
-def attributes_of(delivery: Delivery, key_attribute: str) -> dict[str, dict[str, str]]:
+def attributes_of(delivery: Delivery) -> dict[str, dict[str, str]]:
     """The attributes of a message: the child key and the headers of the trace."""
-    texts = {key_attribute: delivery.key, "content-type": "application/json", **delivery.headers}
+    texts = {EVENT_ID: delivery.key, "content-type": "application/json", **delivery.headers}
     return {name: {"DataType": "String", "StringValue": text} for name, text in texts.items() if text}
 
 

@@ -12,21 +12,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from dispatchers.adapters.brokers.aws.client import AwsClient
-from dispatchers.adapters.brokers.aws.fifo import FifoAdapter, FifoService
+from dispatchers.adapters.brokers.aws.fifo import FifoAdapter, numbered
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 
 MAX_BYTES: Final = 262_144  # of a message and of a request, by default: API reference, PublishBatch
-
-
-def _request(place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-    numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
-    return {"TopicArn": place, "PublishBatchRequestEntries": numbered}
-
-
-_SNS: Final = FifoService(
-    setting="topic", body_field="Message", operation="publish_batch", max_bytes=MAX_BYTES, request=_request
-)
 
 
 class SnsFifoAdapter(FifoAdapter):
@@ -37,11 +27,15 @@ class SnsFifoAdapter(FifoAdapter):
     The other settings, and what is said there, are those of `SqsFifoAdapter`.
     """
 
+    _setting = "topic"
+    _body_field = "Message"
+    _operation = "publish_batch"
+    _max_bytes = MAX_BYTES
+
     def __init__(
         self,
         *,
         topic: str | Mapping[str, str],
-        key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
         retry: RetryPolicy = DEFAULT_RETRY,
@@ -52,6 +46,7 @@ class SnsFifoAdapter(FifoAdapter):
         client = AwsClient(
             "sns", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
-        super().__init__(_SNS, client, topic, key_attribute=key_attribute, window=window)
-        self.timeout = timeout
-        self.retry = retry
+        super().__init__(client, topic, window=window, timeout=timeout, retry=retry)
+
+    def _request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        return {"TopicArn": place, "PublishBatchRequestEntries": numbered(entries)}

@@ -14,28 +14,17 @@ from datetime import timedelta
 from typing import Any, Final
 
 from dispatchers.adapters.brokers.aws.client import AwsClient
-from dispatchers.adapters.brokers.aws.fifo import FifoAdapter, FifoService
+from dispatchers.adapters.brokers.aws.fifo import FifoAdapter, numbered
 from dispatchers.adapters.brokers.aws.publisher import TIMEOUT, WINDOW
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy
 
 MAX_BYTES: Final = 1_048_576  # of a message and of a request: API reference, SendMessageBatch
 
 
-def _request(place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
-    numbered = [{"Id": str(number), **each} for number, each in enumerate(entries)]
-    return {"QueueUrl": place, "Entries": numbered}
-
-
-_SQS: Final = FifoService(
-    setting="queue", body_field="MessageBody", operation="send_message_batch", max_bytes=MAX_BYTES, request=_request
-)
-
-
 class SqsFifoAdapter(FifoAdapter):
     """Sends to FIFO queues, up to ten messages in a request. It needs `boto3`.
 
     queue: the URL of the queue, or a mapping from operations to URLs. An entry's `options={"queue": ...}` replaces it.
-    key_attribute: the message attribute for the child key.
     window: how long a queue remembers a deduplication id: 5 minutes, also after the message was deleted.
     timeout: how long one send may take. A request leaves within its first quarter or not at all.
     boto3_session: a `boto3.Session`. By default boto3 finds the region and the credentials as it always does.
@@ -46,11 +35,15 @@ class SqsFifoAdapter(FifoAdapter):
     environment are ignored.
     """
 
+    _setting = "queue"
+    _body_field = "MessageBody"
+    _operation = "send_message_batch"
+    _max_bytes = MAX_BYTES
+
     def __init__(
         self,
         *,
         queue: str | Mapping[str, str],
-        key_attribute: str = "event_id",
         window: timedelta = WINDOW,
         timeout: timedelta = TIMEOUT,
         retry: RetryPolicy = DEFAULT_RETRY,
@@ -61,6 +54,7 @@ class SqsFifoAdapter(FifoAdapter):
         client = AwsClient(
             "sqs", timeout=timeout, boto3_session=boto3_session, endpoint_url=endpoint_url, max_threads=max_threads
         )
-        super().__init__(_SQS, client, queue, key_attribute=key_attribute, window=window)
-        self.timeout = timeout
-        self.retry = retry
+        super().__init__(client, queue, window=window, timeout=timeout, retry=retry)
+
+    def _request(self, place: str, entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+        return {"QueueUrl": place, "Entries": numbered(entries)}
