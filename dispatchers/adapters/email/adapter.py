@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import aiosmtplib
 
@@ -23,9 +23,9 @@ from dispatchers.adapters.credentials import Credentials
 from dispatchers.adapters.email.connection import Connection, Encryption, Server
 from dispatchers.adapters.email.message import (
     HEADER_NAME,
+    Address,
     Message,
     Unsendable,
-    ascii_domain,
     compose,
     is_own_header,
     parse_address,
@@ -37,8 +37,6 @@ from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejecte
 from dispatchers.threads import as_async, on_own_thread
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
-
-Parsed = TypeVar("Parsed")
 
 PORTS: Final[dict[Encryption, int]] = {
     "starttls": 587,  # RFC 6409, 3.1
@@ -61,10 +59,8 @@ class SmtpAdapter(Adapter):
     port: by default 587, 465 or 25, for `encryption` "starttls", "tls" or "none".
     encryption: there is no fallback: a server without STARTTLS, or with an invalid certificate, receives nothing.
     tls: as in `HttpAdapter`; by default the system's authorities.
-    username, password: never shown, logged or stored.
-    password_in_clear: allows the password without TLS to a host other than this machine.
+    username, password: never shown, logged or stored. Without TLS they go only to this machine.
     sender: `Name <shop@example.com>`, for payloads without a `from`. The address in `from` also receives bounces.
-    message_id_domain: the domain of the Message-ID; by default the sender's.
     local_hostname: the name in EHLO; by default this machine's full name.
     key_header: the header for the child key; None for no header.
     window: how long the server remembers the keys of that header (Resend: key_header="Resend-Idempotency-Key",
@@ -89,9 +85,7 @@ class SmtpAdapter(Adapter):
         tls: Tls = None,
         username: str | None = None,
         password: str | None = None,
-        password_in_clear: bool = False,
         sender: str | None = None,
-        message_id_domain: str | None = None,
         local_hostname: str | None = None,
         key_header: str | None = "Idempotency-Key",
         window: Window = None,
@@ -102,9 +96,7 @@ class SmtpAdapter(Adapter):
         find: Callable[[Delivery, str], Any] | None = None,
     ) -> None:
         _check_server(host, port, encryption, local_hostname, max_connections)
-        _check_credentials(
-            username, password, in_clear=encryption == "none" and not (password_in_clear or _is_loopback(host))
-        )
+        _check_credentials(username, password, in_clear=encryption == "none" and not _is_loopback(host))
         _check_key_header(key_header, window)
         if find is not None and not callable(find):
             raise ConfigurationError(f"find={find!r} must be a function of the delivery and the Message-ID, or None")
@@ -113,9 +105,7 @@ class SmtpAdapter(Adapter):
         self.at_least_once = at_least_once
         self.retry = retry
         self.find = None if find is None else self._finding_by(find)
-        self._sender = None if sender is None else _configured(parse_address, "sender", sender)
-        domain = message_id_domain
-        self._message_id_domain = None if domain is None else _configured(ascii_domain, "message_id_domain", domain)
+        self._sender = None if sender is None else _sender(sender)
         self._key_header = key_header
         self._server = Server(
             host=host,
@@ -129,7 +119,7 @@ class SmtpAdapter(Adapter):
         self._connections = _Connections(self._server, max_connections)
         self._credentials = Credentials([password or ""])
         if window is not None:  # the server with its keys, the header of the keys, and the values in the mail's bytes
-            self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
+            self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender}"
 
     def __repr__(self) -> str:
         return (
@@ -173,7 +163,6 @@ class SmtpAdapter(Adapter):
             delivery.payload,
             sender=self._sender,
             key=delivery.key,
-            domain=self._message_id_domain,
             key_header=self._key_header,
             date=delivery.due_at,
         )
@@ -291,8 +280,7 @@ def _check_credentials(username: object, password: object, *, in_clear: bool) ->
         raise ConfigurationError("username and password must both be text, or both be left out (they are not shown)")
     if given and in_clear:
         raise ConfigurationError(
-            "encryption='none' would show the password to the network: use encryption='starttls' or 'tls', or set"
-            " password_in_clear=True"
+            "encryption='none' would show the password to the network: use encryption='starttls' or 'tls'"
         )
 
 
@@ -308,11 +296,11 @@ def _check_key_header(key_header: str | None, window: Window) -> None:
         )
 
 
-def _configured(parse: Callable[[str, Any], Parsed], name: str, value: object) -> Parsed:
+def _sender(given: object) -> Address:
     try:
-        return parse(name, value)
+        return parse_address("sender", given)
     except Unsendable as error:
-        raise ConfigurationError(f"{error} (it was {value!r})") from error
+        raise ConfigurationError(f"{error} (it was {given!r})") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -108,14 +108,13 @@ def compose(
     *,
     sender: Address | None,
     key: str,
-    domain: str | None = None,
     key_header: str | None = None,
     date: datetime,
 ) -> Message:
     """The mail that `payload` describes.
 
-    sender: for a payload without `from`. key: the base of the Message-ID, `key_header` and MIME boundaries. domain: of the
-    Message-ID, by default the sender's. date: for a payload without one.
+    sender: for a payload without `from`. key: the base of the Message-ID, `key_header` and MIME boundaries. date: for a
+    payload without one.
     Raises: `Unsendable` if no mail can be made of the payload.
     """
     if not isinstance(payload, dict):
@@ -124,7 +123,7 @@ def compose(
         raise Unsendable(f"unknown fields {unknown}: a mail has {sorted(FIELDS)}")
     author = _author(payload, sender)
     to, cc, bcc, reply_to = (_addresses(payload, name) for name in ("to", "cc", "bcc", "reply_to"))
-    message_id = f"<{key}@{domain or author.domain}>"
+    message_id = f"<{key}@{author.domain}>"
     head = [
         ("From", author.written),
         ("To", _written(to)),

@@ -27,7 +27,6 @@ from outbox.sql.schema.tables import Tables
 
 MAX_ENTRIES = 1000  # they are decided in one transaction, which holds its locks for some seconds
 VALID_FOR = timedelta(hours=4)
-MAX_VALID_FOR = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +46,12 @@ def propose(
     *,
     among: Sequence[UUID] | None = None,
     seen_at: datetime | None = None,
-    valid_for: timedelta = VALID_FOR,
 ) -> Proposal:
     """Store the decision about the entries that the filter selects now, for another operator to confirm.
 
     among, seen_at: as of `preview`. Raises `DecisionRefused` if the decision is allowed for none of them, `InvalidValue` for more
-    than `MAX_ENTRIES` entries and for a time limit above `MAX_VALID_FOR`, and what `preview` raises.
+    than `MAX_ENTRIES` entries, and what `preview` raises.
     """
-    if not timedelta(0) < valid_for <= MAX_VALID_FOR:
-        raise InvalidValue("valid_for", valid_for, f"must be positive, and at most {MAX_VALID_FOR}")
     found = preview(connection, tables, wanted, decision, among=among, seen_at=seen_at)
     if not found.ids:
         why = "; ".join(found.left_alone) or "no entry meets the filter"
@@ -68,7 +64,7 @@ def propose(
     made = insert(tables.proposal).values(
         id=uuid4(),
         at=found.at,
-        expires_at=found.at + valid_for,
+        expires_at=found.at + VALID_FOR,
         actor=actor,
         sentence=found.sentence,
         reason=reason,
