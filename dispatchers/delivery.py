@@ -265,6 +265,9 @@ class Adapter(Protocol):
         at the end of the call counts as `Unknown`. The dispatcher calls `send` for an entry with a later key. If a subclass
         replaces only `send`, the dispatcher calls this `send`. None, the default: always `send`.
 
+    parts: the adapters of operations that it serves but for which it declares something else, such as another window, by the
+        operation's name without the prefix under which this adapter is registered. None by default.
+
     If an adapter has an `async def aclose()`, the dispatcher calls it when it stops.
     """
 
@@ -278,6 +281,7 @@ class Adapter(Protocol):
     failure_fields: tuple[str, ...] = ()
     pinned: str = ""
     send_batch: Any = None  # typed as `find` is
+    parts: Mapping[str, "Adapter"] | None = None
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
     def serves(self, operation: str) -> bool:

@@ -218,7 +218,7 @@ def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
                 "adapters must be a mapping from an operation's prefix to its adapter, such as {'stripe': StripeAdapter(...)},"
                 f" not {type(source).__name__}"
             )
-        for name, adapter in source.items():
+        for name, adapter in [each for given in source.items() for each in _with_parts(*given)]:
             if name in merged:
                 raise ConfigurationError(f"operation {name!r} is registered twice: register one adapter")
             merged[name] = adapter
@@ -227,6 +227,13 @@ def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
             "a dispatcher needs an adapter: Dispatcher(..., adapters={'stripe': StripeAdapter(...)})"
         )
     return merged
+
+
+def _with_parts(name: str, adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
+    """The adapter, and its `parts` below its name; an adapter need not inherit from `Adapter`."""
+    yield name, adapter
+    for below, part in (getattr(adapter, "parts", None) or {}).items():
+        yield f"{name}.{below}", part
 
 
 def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: timedelta) -> None:

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from dispatchers.adapters import HttpAdapter
-from dispatchers.adapters.http.outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
+from dispatchers.adapters.http.meanings import MEANINGS, Meaning
+from dispatchers.adapters.http.outcomes import EXCEPTIONS, STATUSES, outcome_of_error
 from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer
 from dispatchers.delivery import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from outbox.errors import ConfigurationError

@@ -33,9 +33,9 @@ from typing import Any, Literal
 import httpx
 
 from dispatchers.adapters.credentials import credentials_of
+from dispatchers.adapters.http.meanings import MEANINGS
 from dispatchers.adapters.http.outcomes import (
     FOREIGN,
-    MEANINGS,
     Reading,
     is_replayed,
     meaning_of,
@@ -153,7 +153,7 @@ class HttpAdapter(Adapter):
             answer = await self._transport.send(request)
         except FOREIGN as error:
             return outcome_of_error(error)
-        self.replays += is_replayed(answer)
+        self.replays += self._is_replayed(answer)
         return self._credentials.removed_from(self._outcome(answer, delivery))
 
     async def aclose(self) -> None:
@@ -196,7 +196,11 @@ class HttpAdapter(Adapter):
         if callable(reading):
             return reading(answer)
         result = self._result(answer, delivery) if reading == "delivered" else None
-        return outcome_of(answer, reading, result=result, errors_are_stored=self.replays_errors == "all")
+        repeated, errors_are_stored = self._is_replayed(answer), self.replays_errors == "all"
+        return outcome_of(answer, reading, result=result, repeated=repeated, errors_are_stored=errors_are_stored)
+
+    def _is_replayed(self, answer: Answer) -> bool:
+        return is_replayed(answer)
 
     def _result(self, answer: Answer, delivery: Delivery) -> Any:
         """The result that is stored. The effect has happened, even if `remember` fails."""

@@ -3,24 +3,19 @@
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
+from typing import Any, Final, Literal, TypeAlias, assert_never
 
 import httpx
 
 from dispatchers.adapters.causes import nothing_sent
+from dispatchers.adapters.http.meanings import Meaning
 from dispatchers.adapters.http_client.belonging import without_answer
 from dispatchers.adapters.http_client.transport import NEVER_SENT, Answer
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 
-Meaning: TypeAlias = Literal[
-    "delivered", "rejected", "conclusive", "key_conflict", "deferred", "in_progress", "unknown", "final"
-]
-"""The outcomes by name; "conclusive" is a rejection, and "final" an unknown, that the service stores under the key."""
-
 Reading: TypeAlias = Meaning | Callable[[Answer], Outcome]
 
-MEANINGS: Final = frozenset(get_args(Meaning))
 MAX_REMEMBERED_BYTES: Final = 8 * 1024  # of an answer: written again as JSON, it may grow, and 64 KiB can be stored
 
 STATUSES: Final[Mapping[int, Meaning]] = {
@@ -73,19 +68,29 @@ def meaning_of(status: int) -> Meaning:
     return "delivered" if 200 <= status < 300 else STATUSES.get(status, "unknown")
 
 
-def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stored: bool) -> Outcome:
+def outcome_of(
+    answer: Answer,
+    meaning: Meaning,
+    *,
+    result: Any,
+    repeated: bool,
+    errors_are_stored: bool,
+    error: Mapping[str, Any] | None = None,
+) -> Outcome:
     """The outcome for `meaning`. result: the stored result of a success.
 
+    repeated: the service says that it repeats an earlier answer.
     errors_are_stored: the service repeats errors for a key. A repeated error then proves that no earlier attempt succeeded.
+    error: what is stored of an error besides its status; it may contain no data of a customer.
     """
-    repeated = is_replayed(answer)
     if meaning == "delivered":
         return Delivered(result, replayed=repeated)
     stored = errors_are_stored and repeated
-    reason, after = _reason(answer), retry_after(answer.headers)
+    reason, after = _reason(answer, error or {}), retry_after(answer.headers)
     match meaning:
         case "rejected" | "conclusive":
-            return Rejected(reason, conclusive=stored or meaning == "conclusive", result={"status": answer.status})
+            result = {"status": answer.status, **(error or {})}
+            return Rejected(reason, conclusive=stored or meaning == "conclusive", result=result)
         case "key_conflict":
             return KeyConflict(reason)
         case "deferred":
@@ -117,7 +122,8 @@ def remembered(answer: Answer) -> dict[str, Any]:
     return fields | {"unparsed": True}
 
 
-def _reason(answer: Answer) -> str:
-    """The status alone: a body may quote the request."""
-    redirected = 300 <= answer.status < 400
-    return f"HTTP {answer.status}: redirects are not followed" if redirected else f"HTTP {answer.status}"
+def _reason(answer: Answer, error: Mapping[str, Any]) -> str:
+    """The status, and the names of the error: a body may quote the request."""
+    if 300 <= answer.status < 400:
+        return f"HTTP {answer.status}: redirects are not followed"
+    return " ".join([f"HTTP {answer.status}", *map(str, error.values())])

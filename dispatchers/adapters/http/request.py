@@ -83,8 +83,24 @@ class Service:
         Raises `Malformed`.
         """
         fields = _fields(payload)
-        method, target, own = _method(fields), self._target(fields.get("url", "")), self._own_headers(fields)
         content, content_type = _body(fields)
+        own = self._own_headers(fields)
+        return self.made(
+            _method(fields), fields.get("url", ""), content, content_type, own=own, key=key, passed_on=passed_on
+        )
+
+    def made(
+        self,
+        method: str,
+        url: object,
+        content: bytes,
+        content_type: str | None,
+        *,
+        own: Mapping[str, str],
+        key: str,
+        passed_on: Mapping[str, str],
+    ) -> Outgoing:
+        """The request of checked parts. own: the headers of this request alone. Raises `Malformed` for the URL."""
         may_pass = self._may_pass(passed_on, own)
         headers = {**AGENT, **_by_name(may_pass), **_by_name(own), **self.by_name}
         if content_type is not None:
@@ -92,7 +108,7 @@ class Service:
         if self.key_header is not None:
             headers[self.key_header.lower()] = (self.key_header, key)
         echo = None if self.key_header is None else Echo(self.key_header, key)
-        return Outgoing(method, target, list(headers.values()), content, echo=echo)
+        return Outgoing(method, self._target(url), list(headers.values()), content, echo=echo)
 
     def reading(self, url: str, *, passed_on: Mapping[str, str]) -> Outgoing:
         """A GET of a URL below base_url, or at one of the origins, with the credentials and without a key.

@@ -1,0 +1,23 @@
+"""SendGrid: mail by an API without keys."""
+
+from datetime import date
+
+from dispatchers.adapters.providers.auth import bearer
+from dispatchers.adapters.providers.key_places import Mark, NoKey
+from dispatchers.adapters.providers.operations import Post
+from dispatchers.adapters.providers.profile import Profile
+
+sendgrid = Profile(
+    name="sendgrid",
+    title="SendGrid",
+    as_of=date(2026, 11, 22),
+    sources=("https://github.com/twilio/sendgrid-oai",),
+    base_url="https://api.sendgrid.com/v3",
+    auth=bearer(),
+    key=NoKey(
+        mark=Mark("custom_args.outbox_key"),
+        search="Activity Feed, custom argument outbox_key = {key}",
+    ),
+    stores="nothing",
+    operations={"mail.send": Post("/mail/send", success=202)},
+)

@@ -1,0 +1,65 @@
+"""The signals in a service's answers: a status, members of the JSON, and headers. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final
+
+from dispatchers.adapters.providers.json_paths import PATH, holds
+from outbox.errors import ConfigurationError
+
+UNREADABLE: Final = object()
+"""The body of an answer that is not JSON, or broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An answer is one if it has the status, every member of `body`, and every header.
+
+    body: members that the JSON must have, nested: {"errors": [{"code": "in_use"}]} needs one such item.
+    headers: names in any case, and their values.
+    """
+
+    status: int
+    _: KW_ONLY
+    body: Mapping[str, Any] | None = field(default=None, hash=False)
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.status, int) or not 200 <= self.status <= 599:
+            raise ConfigurationError(f"Signal({self.status!r}): the status must be from 200 to 599")
+
+    def is_in(self, status: int, headers: Mapping[str, str], body: Any) -> bool:
+        """headers: names in lower case. body: parsed."""
+        return (
+            status == self.status
+            and (self.body is None or holds(body, self.body))
+            and all(headers.get(name.lower()) == value for name, value in self.headers.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The answer of a service that refuses a key which it has executed, and names what it made: this means delivered.
+
+    signal: how the answer is known. id: the path of the existing object's id in its JSON.
+    """
+
+    signal: Signal
+    id: str
+
+    def __post_init__(self) -> None:
+        if not PATH.fullmatch(self.id):
+            raise ConfigurationError(
+                f"Duplicate: id={self.id!r} must be names joined by dots, such as 'error.links.id'"
+            )
+
+
+def parsed(body: bytes, *, whole: bool) -> Any:
+    """The JSON of a body, or `UNREADABLE`."""
+    if not whole:
+        return UNREADABLE
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return UNREADABLE
