@@ -5,6 +5,7 @@ entry, and never uses the database: the dispatcher does all three. An adapter wi
 returns whether the service shows the effect of an earlier attempt.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from uuid import UUID
 
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
-from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
+from outbox.keys import Tag, bind, encode_hex, encode_native, encode_uuid
 from outbox.times import EPOCH
 
 # --- what an adapter gets
@@ -178,6 +179,14 @@ Finding: TypeAlias = Found | Absent | CannotTell
 
 # --- what an adapter declares
 
+DIGEST_CHARS: Final = 8
+
+
+def digest(text: str) -> str:
+    """32 bits of SHA-256 in hex: enough to see that the text has changed, too few to find a secret in it."""
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
+
+
 ENCODINGS: Final = ("native", "uuid", "hex")
 UUID_VERSIONS: Final = (4, 5, 8)
 
@@ -190,6 +199,8 @@ class KeyFormat:
     max_chars: the longest key that the service accepts.
     alphabet: a regular expression for one character.
     uuid_version: 8; or 4 or 5 if the service validates the version.
+    route: the key is derived from it too, for a service that compares nothing: `POST /payment_orders`. A key of one route is
+        then unknown to every other route. Empty for all other services.
     Raises `ConfigurationError` for any other value.
     """
 
@@ -197,6 +208,7 @@ class KeyFormat:
     max_chars: int = 255
     alphabet: str = r"[A-Za-z0-9_-]"
     uuid_version: Literal[4, 5, 8] = 8
+    route: str = ""
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
@@ -211,9 +223,12 @@ class KeyFormat:
             raise ConfigurationError(f"alphabet={self.alphabet!r} must be a regular expression: {error}") from error
 
     def __str__(self) -> str:
-        return f"uuid{self.uuid_version}" if self.encoding == "uuid" else self.encoding
+        encoding = f"uuid{self.uuid_version}" if self.encoding == "uuid" else self.encoding
+        return f"{encoding}/{digest(self.route)}" if self.route else encoding
 
     def encode(self, tag: Tag) -> str:
+        if self.route:
+            tag = bind(tag, self.route)
         if self.encoding == "native":
             return encode_native(tag)
         return encode_hex(tag) if self.encoding == "hex" else encode_uuid(tag, version=self.uuid_version)

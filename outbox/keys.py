@@ -325,6 +325,11 @@ def _place(env: str, scope: str, source: str) -> bytes:
     return _parts(env.encode(), scope.encode(), source.encode())
 
 
+def bind(tag: Tag, route: str) -> Tag:
+    """The tag for one route of a service that gives any request under a key the first answer. docs/keys.md"""
+    return Tag(hashlib.sha256(pae(b"obx/bound-key/v1", tag, route.encode())).digest())
+
+
 def encode_native(tag: Tag) -> ChildKey:
     """36 characters, 192 bits."""
     return ChildKey("ck1_" + binascii.b2a_base64(tag[:24], newline=False).translate(_URLSAFE).decode())

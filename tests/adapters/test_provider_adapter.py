@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.database import Database
-from support.entries import put_one, run_once, state
+from support.entries import age, put_one, run_once, state
 
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -19,8 +19,9 @@ from dispatchers.adapters.providers.operations import Delete, Post
 from dispatchers.adapters.providers.signals import Duplicate, Signal
 from dispatchers.pipeline.routing import merge
 from dispatchers.testing.conformance_frame import ENTRY
-from dispatchers.testing.faulty_http import FaultyHttp, answer, cut_short, faulty_http
+from dispatchers.testing.faulty_http import FaultyHttp, answer, close, cut_short, faulty_http
 from outbox.errors import ConfigurationError
+from outbox.keys import Tag, encode_native
 
 MAIL = {"from": "shop@example.com", "to": "ada@example.com", "subject": "Hello", "html": "<p>Hello</p>"}
 DAY = timedelta(days=1)
@@ -317,3 +318,91 @@ def test_an_api_key_is_never_shown(remote: FaultyHttp) -> None:
 
 def test_every_profile_has_its_own_name() -> None:
     assert all(PROVIDERS[name].name == name for name in PROVIDERS)
+
+
+def test_a_service_that_compares_nothing_gets_keys_bound_to_the_route() -> None:
+    adapter = profile(compares="nothing")(api_key="k")
+
+    parts = merge({"pay": adapter})
+
+    tag = Tag(bytes(32))
+    keys = {name: each.key_format.encode(tag) for name, each in parts.items() if name != "pay"}
+    assert sorted(keys) == ["pay.payments.capture", "pay.payments.create"]
+    assert len({*keys.values(), encode_native(tag)}) == 3
+
+
+def test_a_changed_route_of_a_bound_key_is_another_form() -> None:
+    """So an entry in doubt is not sent under the key of the new route."""
+    before = profile(compares="nothing")(api_key="k")
+    after = profile(compares="nothing", operations={"payments.create": Post("/v2/payments")})(api_key="k")
+
+    forms = [str((each.parts or {})["payments.create"].key_format) for each in (before, after)]
+
+    assert forms[0] != forms[1]
+    assert all(form.startswith("native/") for form in forms)
+
+
+# --- the scope of a key
+
+
+@pytest.mark.parametrize(
+    ("scope", "stays"), [("account", True), ("api_key", False), ("unknown", False), ("region", True)]
+)
+def test_another_api_key_is_another_form_where_it_voids_keys(scope: Any, stays: bool) -> None:
+    one, other = (profile(scope=scope)(api_key=key) for key in ("secret_key_1", "secret_key_2"))
+
+    assert (one.pinned == other.pinned) is stays
+    assert "secret" not in one.pinned + other.pinned
+
+
+def test_another_region_is_another_form() -> None:
+    one, other = (profile(scope="account")(api_key="k", base_url=url) for url in ("https://eu.test", "https://us.test"))
+
+    assert one.pinned != other.pinned
+
+
+def test_another_account_in_a_setting_is_another_form() -> None:
+    of_shops = profile(scope="account", base_url="https://pay.example.com/{shop}")
+
+    one, other = (of_shops(api_key="k", shop=shop) for shop in ("shop_1", "shop_2"))
+
+    assert one.pinned != other.pinned
+
+
+def test_a_new_api_key_does_not_stop_entries_that_have_no_key() -> None:
+    one, other = (sendgrid(api_key=key) for key in ("secret_key_1", "secret_key_2"))
+
+    assert one.pinned == other.pinned == "sendgrid"
+
+
+def test_an_entry_in_doubt_is_not_sent_with_another_api_key(
+    database: Database, ob: outbox.Outbox, remote: FaultyHttp
+) -> None:
+    remote.behave(close)
+    entry = put_one(database, ob, "resend.emails.send", payload=MAIL)
+    run_once(database, ob, adapters={"resend": resend(api_key="re_secret_1", base_url=remote.url)})
+    remote.behave(answer(200, json={"id": "x"}))
+
+    age(database, timedelta(hours=1))
+    run_once(database, ob, adapters={"resend": resend(api_key="re_secret_2", base_url=remote.url)})
+    within = (len(remote.requests), state(database, entry))
+    age(database, DAY)
+    run_once(database, ob, adapters={"resend": resend(api_key="re_secret_2", base_url=remote.url)})
+
+    assert within == (1, "retry")
+    assert (len(remote.requests), state(database, entry)) == (1, "uncertain")
+
+
+def test_an_entry_in_doubt_is_sent_again_with_the_same_api_key(
+    database: Database, ob: outbox.Outbox, remote: FaultyHttp
+) -> None:
+    remote.behave(close)
+    entry = put_one(database, ob, "resend.emails.send", payload=MAIL)
+    run_once(database, ob, adapters={"resend": resend(api_key="re_secret_1", base_url=remote.url)})
+    remote.behave(answer(200, json={"id": "x"}))
+
+    age(database, timedelta(hours=1))
+    run_once(database, ob, adapters={"resend": resend(api_key="re_secret_1", base_url=remote.url)})
+
+    assert (len(remote.requests), state(database, entry)) == (2, "delivered")
+    assert len({bytes(request) for request in remote.requests}) == 1

@@ -1,13 +1,12 @@
 """The adapter that serves any profile: it makes the service's requests, and reads the service's answers, over HTTP."""
 
 import copy
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -30,13 +29,11 @@ from dispatchers.adapters.providers.key_places import (
 from dispatchers.adapters.providers.operations import PLACEHOLDER, Operation, path_of, problem_of
 from dispatchers.adapters.providers.profile import Profile
 from dispatchers.adapters.trust import Tls
-from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Outcome
+from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Outcome, digest
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
-
-DIGEST_CHARS: Final = 8  # 32 bits: enough to see that the credentials changed, too few to find them
 
 
 class ProviderAdapter(HttpAdapter):
@@ -89,9 +86,9 @@ class ProviderAdapter(HttpAdapter):
         )
         self.failure_blocks_group = failure_blocks_group
         self.failure_fields = ("status", *profile.error)
-        self.pinned = _pinned(profile, self._service.place, credentials, pinned)
+        self._scope = _scope_of(profile, self._service.place, credentials, settings, pinned)
         self._paths = {name: _with_settings(each.path, settings) for name, each in profile.operations.items()}
-        self._declare(place, self.profile.window)
+        self._declare(_form(place), self.profile.window)
         self.parts = self._parts()
 
     def __repr__(self) -> str:
@@ -107,19 +104,22 @@ class ProviderAdapter(HttpAdapter):
 
     # --- its declaration
 
-    def _declare(self, place: KeyPlace, window: Window) -> None:
-        self.key_format = NATIVE if isinstance(place, NoKey | NaturalKey) else place.form
+    def _declare(self, form: KeyFormat, window: Window) -> None:
+        self.key_format = form
         self.window = window
+        self.pinned = self.profile.name if window is None else f"{self.profile.name} {self._scope}"
         self.replays_errors = "all" if self.profile.stores == "all" else "2xx"
 
     def _parts(self) -> Mapping[str, Adapter]:
         """An adapter for each operation that differs. They share the connections."""
         parts = {}
         for name, operation in self.profile.operations.items():
-            place, window = self.profile.place_of(operation), self._window_of(name, operation)
-            if window != self.window or (_form(place) != self.key_format):
+            form, window = _form(self.profile.place_of(operation)), self._window_of(name, operation)
+            if self.profile.compares == "nothing":
+                form = replace(form, route=f"{operation.method} {operation.path}")
+            if (form, window) != (self.key_format, self.window):
                 part = copy.copy(self)
-                part._declare(place, window)
+                part._declare(form, window)
                 parts[name] = part
         return parts
 
@@ -200,12 +200,18 @@ def _check_settings(profile: Profile, settings: Mapping[str, object]) -> None:
         raise ConfigurationError(f"{profile.title}: {wrong[0]} must be a text (it is not shown)")
 
 
-def _pinned(profile: Profile, place: str, credentials: Mapping[str, str], given: str) -> str:
-    """What voids a key when it changes: the service's address, and the API key where the scope of a key is the API key's."""
-    parts = [profile.name, urlsplit(place.split()[0]).netloc or place.split()[0]]
+def _scope_of(
+    profile: Profile, place: str, credentials: Mapping[str, str], settings: Mapping[str, str], given: str
+) -> str:
+    """What voids a key when it changes: the service's address, the account that a setting names, and the API key if a key is
+    known to one API key only.
+    """
+    secret = {name for auth in profile.auths for name in auth.settings}
+    parts = [place.partition(" ")[0].partition("://")[2]]
+    if names := sorted(settings.items() - {(name, settings[name]) for name in secret}):
+        parts.append(f"account={digest(repr(names))}")
     if profile.scope in ("api_key", "unknown") and credentials:
-        text = "\n".join(f"{name}: {value}" for name, value in sorted(credentials.items()))
-        parts.append(f"key={hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]}")
+        parts.append(f"key={digest(repr(sorted(credentials.items())))}")
     return " ".join([*parts, *([given] if given else [])])
 
 
