@@ -10,11 +10,13 @@ from urllib.parse import urlencode
 
 import httpx
 
+from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.http.adapter import HttpAdapter
 from dispatchers.adapters.http.request import JSON, Malformed
 from dispatchers.adapters.http_client.request_writer import Outgoing
 from dispatchers.adapters.http_client.transport import Answer
 from dispatchers.adapters.providers.answers import is_repeated, outcome_by
+from dispatchers.adapters.providers.auth import PLACEHOLDER, Setting, check_settings, filled
 from dispatchers.adapters.providers.json_paths import Blocked, put
 from dispatchers.adapters.providers.key_places import (
     BodyField,
@@ -24,23 +26,28 @@ from dispatchers.adapters.providers.key_places import (
     NaturalKey,
     NoKey,
     QueryField,
-    filled,
+    with_key,
 )
-from dispatchers.adapters.providers.operations import PLACEHOLDER, Operation, path_of, problem_of
+from dispatchers.adapters.providers.operations import Operation, path_of, problem_of
 from dispatchers.adapters.providers.profile import Profile
 from dispatchers.adapters.trust import Tls
-from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Outcome, digest
+from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat, Outcome, digest
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
 
 
+class NoCredential(Exception):
+    """The function of a credential raised an exception, so nothing can be sent now."""
+
+
 class ProviderAdapter(HttpAdapter):
     """Serves the operations of a profile. After the first segment, an entry's operation is the profile's name for it.
 
     profile: what the service guarantees.
-    settings: the credentials and names that the profile needs, as texts: `api_key=...`.
+    settings: the credentials and names that the profile needs, as texts: `api_key=...`. For a token that expires, give a
+        function that returns the present one. It is called at each send, and must not block.
     window: how long the service certainly remembers a key. By default the profile's; you must give it if none is published.
     base_url: of a sandbox, another region, or an imitation; by default the profile's.
     at_least_once: for a service without keys: True sends again after an unknown outcome, so the effect may happen twice.
@@ -65,16 +72,19 @@ class ProviderAdapter(HttpAdapter):
         tls: Tls = None,
         reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
-        **settings: str,
+        **settings: Setting,
     ) -> None:
         self.profile = profile if window is None else replace(profile, window=window)
-        _check_settings(profile, settings)
-        credentials = {auth.header: auth.value(settings) for auth in profile.auths}
-        headers = {name: value.format_map(settings) for name, value in profile.headers.items()}
+        check_settings(profile.title, profile.settings(base_url), settings)
+        self._expiring = [auth for auth in profile.auths if auth.expires(settings)]
+        self._settings = settings
+        credentials = {auth.header: auth.value(settings) for auth in profile.auths if auth not in self._expiring}
+        self._constant = {**{name: filled(value, settings) for name, value in profile.headers.items()}, **credentials}
+        self._last_present: dict[str, str] = {}
         place = self.profile.key
         super().__init__(
-            base_url=(base_url or profile.base_url).format_map(settings),
-            headers={**headers, **credentials},
+            base_url=filled(base_url or profile.base_url, settings),
+            headers=self._constant,
             key_header=place.name if isinstance(place, Header) else None,
             timeout=timeout,
             at_least_once=at_least_once,
@@ -87,7 +97,7 @@ class ProviderAdapter(HttpAdapter):
         self.failure_blocks_group = failure_blocks_group
         self.failure_fields = ("status", *profile.error)
         self._scope = _scope_of(profile, self._service.place, credentials, settings, pinned)
-        self._paths = {name: _with_settings(each.path, settings) for name, each in profile.operations.items()}
+        self._paths = {name: filled(each.path, settings) for name, each in profile.operations.items()}
         self._declare(_form(place), self.profile.window)
         self.parts = self._parts()
 
@@ -134,6 +144,12 @@ class ProviderAdapter(HttpAdapter):
 
     # --- a send
 
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            return await super().send(delivery)
+        except NoCredential as error:
+            return Deferred(str(error), cooldown=True)
+
     def _request(self, delivery: Delivery) -> Outgoing:
         name = delivery.operation.partition(".")[2]
         if delivery.options:
@@ -153,6 +169,8 @@ class ProviderAdapter(HttpAdapter):
             else None
         )
         own = {place.name: delivery.key} if isinstance(place, Header) and place is not self.profile.key else {}
+        if self._expiring:
+            own |= self._present()
         return self._service.made(
             operation.method, path, content, kind, own=own, key=delivery.key, passed_on=delivery.headers
         )
@@ -171,7 +189,7 @@ class ProviderAdapter(HttpAdapter):
                 case GraphQLArgument():
                     put(payload, f"variables.{place.path}", delivery.key)
                 case NoKey(mark=mark) if mark is not None:
-                    put(payload, mark.path, filled(mark.value, delivery.key))
+                    put(payload, mark.path, with_key(mark.value, delivery.key))
                 case QueryField():
                     path += ("&" if "?" in path else "?") + urlencode({place.name: delivery.key})
         except Blocked as error:
@@ -182,6 +200,19 @@ class ProviderAdapter(HttpAdapter):
             return path, b""
         return path, JSON.encode(payload).encode()
 
+    def _present(self) -> dict[str, str]:
+        """The headers whose credentials expire, as they are now. Raises `NoCredential`."""
+        try:
+            headers = {auth.header: auth.value(self._settings) for auth in self._expiring}
+        except Exception as error:  # its text may have the credential
+            raise NoCredential(
+                f"nothing was sent: the function of a credential raised {type(error).__name__}"
+            ) from error
+        if headers != self._last_present:
+            self._last_present = headers
+            self._credentials = credentials_of({**self._constant, **headers})
+        return headers
+
     def _outcome(self, answer: Answer, delivery: Delivery) -> Outcome:
         operation = self.profile.operations[delivery.operation.partition(".")[2]]
         return outcome_by(self.profile, operation, answer)
@@ -190,18 +221,8 @@ class ProviderAdapter(HttpAdapter):
         return is_repeated(self.profile, answer)
 
 
-def _check_settings(profile: Profile, settings: Mapping[str, object]) -> None:
-    if missing := [name for name in profile.settings if not settings.get(name)]:
-        raise ConfigurationError(f"{profile.title} needs {', '.join(f'{name}=...' for name in missing)}")
-    if unknown := sorted(settings.keys() - set(profile.settings)):
-        needed = ", ".join(profile.settings) or "none of its own"
-        raise ConfigurationError(f"{profile.title} has no setting {unknown[0]!r}; its settings are {needed}")
-    if wrong := [name for name, value in settings.items() if not isinstance(value, str)]:
-        raise ConfigurationError(f"{profile.title}: {wrong[0]} must be a text (it is not shown)")
-
-
 def _scope_of(
-    profile: Profile, place: str, credentials: Mapping[str, str], settings: Mapping[str, str], given: str
+    profile: Profile, place: str, credentials: Mapping[str, str], settings: Mapping[str, Setting], given: str
 ) -> str:
     """What voids a key when it changes: the service's address, the account that a setting names, and the API key if a key is
     known to one API key only.
@@ -213,10 +234,6 @@ def _scope_of(
     if profile.scope in ("api_key", "unknown") and credentials:
         parts.append(f"key={digest(repr(sorted(credentials.items())))}")
     return " ".join([*parts, *([given] if given else [])])
-
-
-def _with_settings(path: str, settings: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: settings.get(match[1], match[0]), path)
 
 
 def _form(place: KeyPlace) -> KeyFormat:

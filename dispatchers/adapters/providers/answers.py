@@ -26,7 +26,8 @@ def outcome_by(profile: Profile, operation: Operation, answer: Answer) -> Outcom
         return signal is not None and signal.is_in(answer.status, answer.headers, body)
 
     if profile.duplicate is not None and has(profile.duplicate.signal):
-        return Delivered({"id": _first(_kept(found(body, profile.duplicate.id)))}, replayed=True)
+        path = profile.duplicate.id
+        return Delivered({"id": path and _first(_kept(found(body, path)))}, replayed=True)
     if has(profile.in_flight):
         return InProgress(retry_after(answer.headers))
     error = {path: word for path in profile.error if (word := _word(found(body, path))) is not None}
@@ -57,7 +58,7 @@ def is_repeated(profile: Profile, answer: Answer) -> bool:
 def _may_be_error(profile: Profile, status: int) -> bool:
     """Whether the service reports failures with this status of a success."""
     signals = [profile.in_flight, profile.mismatch, *(signal for signal, _ in profile.errors)]
-    return any(signal is not None and signal.status == status for signal in signals)
+    return any(signal is not None and signal.status in (None, status) for signal in signals)
 
 
 def _result(paths: tuple[str, ...], status: int, body: Any) -> dict[str, Any]:

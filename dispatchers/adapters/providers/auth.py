@@ -2,8 +2,14 @@
 
 import base64
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+
+from outbox.errors import ConfigurationError
+
+Setting: TypeAlias = str | Callable[[], str]
+"""A setting of an adapter. A function is called at each send, for a credential that expires; it must not block."""
 
 PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
@@ -20,9 +26,35 @@ class Auth:
     def settings(self) -> list[str]:
         return PLACEHOLDER.findall(self.template)
 
-    def value(self, settings: dict[str, str]) -> str:
-        text = self.template.format_map(settings)
+    def expires(self, settings: Mapping[str, Setting]) -> bool:
+        return any(callable(settings[name]) for name in self.settings)
+
+    def value(self, settings: Mapping[str, Setting]) -> str:
+        text = filled(self.template, settings)
         return f"Basic {base64.b64encode(text.encode()).decode()}" if self.encoded else text
+
+
+def filled(template: str, settings: Mapping[str, Setting]) -> str:
+    """The template with the settings that are given; other placeholders stay."""
+
+    def value(match: re.Match[str]) -> str:
+        given = settings.get(match[1], match[0])
+        return given() if callable(given) else given
+
+    return PLACEHOLDER.sub(value, template)
+
+
+def check_settings(title: str, needed: Sequence[str], given: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for a setting that is missing, unknown or no text. No value is shown."""
+    if missing := [name for name in needed if not given.get(name)]:
+        raise ConfigurationError(f"{title} needs {', '.join(f'{name}=...' for name in missing)}")
+    if unknown := sorted(given.keys() - set(needed)):
+        names = ", ".join(needed) or "none of its own"
+        raise ConfigurationError(f"{title} has no setting {unknown[0]!r}; its settings are {names}")
+    if wrong := [name for name, value in given.items() if not (isinstance(value, str) or callable(value))]:
+        raise ConfigurationError(
+            f"{title}: {wrong[0]} must be a text, or a function that returns one (it is not shown)"
+        )
 
 
 def bearer(setting: str = "api_key") -> Auth:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 PATH: Final = re.compile(r"[^.\[\]{}\s]+(\[\])?(\.[^.\[\]{}\s]+(\[\])?)*")
 
+ANY: Final = "*"
+
 
 class Blocked(Exception):
     """Something else is where a member must be written. The text names the member, never its content."""
@@ -59,13 +61,20 @@ def put(value: dict[str, Any], path: str, content: Any) -> None:
 
 
 def holds(value: Any, pattern: Any) -> bool:
-    """Whether `value` has everything that `pattern` names: its members, and an item like each of its lists' items."""
+    """Whether `value` has everything that `pattern` names: its members, and an item like each of its lists' items.
+
+    The name "*" is that of any member.
+    """
     match pattern:
         case Mapping():
-            return isinstance(value, dict) and all(
-                name in value and holds(value[name], each) for name, each in pattern.items()
-            )
+            return isinstance(value, dict) and all(_has(value, name, each) for name, each in pattern.items())
         case list() | tuple():
             return isinstance(value, list) and all(any(holds(item, each) for item in value) for each in pattern)
         case _:
             return type(value) is type(pattern) and bool(value == pattern)
+
+
+def _has(value: dict[str, Any], name: str, pattern: Any) -> bool:
+    if name == ANY:
+        return any(holds(each, pattern) for each in value.values())
+    return name in value and holds(value[name], pattern)

@@ -105,15 +105,15 @@ def check_path(owner: str, path: object) -> None:
         raise ConfigurationError(f"{owner}({path!r}): the path must be names joined by dots, such as 'input.key'")
 
 
-def filled(template: Any, key: str) -> Any:
+def with_key(template: Any, key: str) -> Any:
     """The JSON with the key in its place."""
     match template:
         case str():
             return template.replace(KEY, key)
         case dict():
-            return {name: filled(each, key) for name, each in template.items()}
+            return {name: with_key(each, key) for name, each in template.items()}
         case list() | tuple():
-            return [filled(each, key) for each in template]
+            return [with_key(each, key) for each in template]
         case _:
             return template
 

@@ -4,15 +4,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
+from dispatchers.adapters.providers.auth import PLACEHOLDER
 from dispatchers.adapters.providers.json_paths import PATH, is_set
 from dispatchers.adapters.providers.key_places import BodyField, GraphQLArgument, KeyPlace, Mark, NoKey
 from dispatchers.time_limits import Window
 from outbox.errors import ConfigurationError
 
-PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 Method: TypeAlias = Literal["POST", "PUT", "PATCH", "DELETE"]
 Content: TypeAlias = Literal["json", "form"]
 

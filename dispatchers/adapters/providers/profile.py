@@ -88,12 +88,10 @@ class Profile:
     def auths(self) -> tuple[Auth, ...]:
         return (self.auth,) if isinstance(self.auth, Auth) else self.auth
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The names of the settings that the adapter needs, in order."""
-        texts = [self.base_url, *self.headers.values()]
-        named = [name for auth in self.auths for name in auth.settings]
-        return tuple(dict.fromkeys([*named, *(name for text in texts for name in PLACEHOLDER.findall(text))]))
+    def settings(self, base_url: str | None = None) -> tuple[str, ...]:
+        """The names of the settings that the adapter needs, in order. base_url: one that replaces the profile's."""
+        texts = [*(auth.template for auth in self.auths), base_url or self.base_url, *self.headers.values()]
+        return tuple(dict.fromkeys(name for text in texts for name in PLACEHOLDER.findall(text)))
 
     def place_of(self, operation: Operation) -> KeyPlace:
         """Where this operation's key goes."""
@@ -136,7 +134,7 @@ class Profile:
 
     def ids_of(self, operation: Operation) -> tuple[str, ...]:
         """The payload's members that belong in the path."""
-        return tuple(name for name in operation.placeholders if name not in self.settings)
+        return tuple(name for name in operation.placeholders if name not in self.settings())
 
     # --- the checks
 

@@ -16,23 +16,23 @@ UNREADABLE: Final = object()
 class Signal:
     """An answer is one if it has the status, every member of `body`, and every header.
 
-    body: members that the JSON must have, nested: {"errors": [{"code": "in_use"}]} needs one such item.
-    headers: names in any case, and their values.
+    status: None for any status. body: members that the JSON must have, nested: {"errors": [{"code": "in_use"}]} needs one such
+    item, and the name "*" is that of any member. headers: names in any case, and their values.
     """
 
-    status: int
+    status: int | None
     _: KW_ONLY
     body: Mapping[str, Any] | None = field(default=None, hash=False)
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.status, int) or not 200 <= self.status <= 599:
-            raise ConfigurationError(f"Signal({self.status!r}): the status must be from 200 to 599")
+        if self.status is not None and not (isinstance(self.status, int) and 200 <= self.status <= 599):
+            raise ConfigurationError(f"Signal({self.status!r}): the status must be from 200 to 599, or None")
 
     def is_in(self, status: int, headers: Mapping[str, str], body: Any) -> bool:
         """headers: names in lower case. body: parsed."""
         return (
-            status == self.status
+            self.status in (None, status)
             and (self.body is None or holds(body, self.body))
             and all(headers.get(name.lower()) == value for name, value in self.headers.items())
         )
@@ -40,16 +40,16 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The answer of a service that refuses a key which it has executed, and names what it made: this means delivered.
+    """The answer of a service that refuses a key which it has executed: this means delivered.
 
-    signal: how the answer is known. id: the path of the existing object's id in its JSON.
+    signal: how the answer is known. id: the path of the existing object's id in its JSON; None if the answer does not name it.
     """
 
     signal: Signal
-    id: str
+    id: str | None = None
 
     def __post_init__(self) -> None:
-        if not PATH.fullmatch(self.id):
+        if self.id is not None and not PATH.fullmatch(self.id):
             raise ConfigurationError(
                 f"Duplicate: id={self.id!r} must be names joined by dots, such as 'error.links.id'"
             )
