@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatchers.testing.failpoints import failpoint
     from dispatchers.testing.faulty_http import FaultyHttp, answer
     from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
-    from dispatchers.testing.stripe_faults import StripeFault
+    from dispatchers.testing.service_faults import ServiceFault
     from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "PostgresUnavailable",
     "RunningStripe",
     "Scenario",
-    "StripeFault",
+    "ServiceFault",
     "answer",
     "drain",
     "failpoint",
@@ -51,7 +51,7 @@ _HOMES = {
     "PostgresUnavailable": "postgres",
     "RunningStripe": "stripe_service",
     "Scenario": "conformance_frame",
-    "StripeFault": "stripe_faults",
+    "ServiceFault": "service_faults",
     "answer": "faulty_http",
     "drain": "draining",
     "failpoint": "failpoints",

@@ -21,7 +21,7 @@ from random import Random
 from typing import Literal, NewType, cast
 from urllib.parse import parse_qsl
 
-from dispatchers.testing.stripe_faults import Faults, StripeFault
+from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_ledger import Answered, Effect, StripeLedger
 from dispatchers.testing.stripe_objects import Json, Refused, Result, StripeObjects, error, nested
 
@@ -45,12 +45,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One HTTP response. `lost`: the connection is dropped instead, by a reset or by closing it."""
+    """One HTTP response. `lost`: the connection is dropped instead, by a reset, by closing it, or in the middle of the body."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    lost: Literal["", "reset", "closed"] = ""
+    lost: Literal["", "reset", "closed", "cut"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Execution:
     request_id: str
     account: Account
     key: str | None
-    fault: StripeFault | None
+    fault: ServiceFault | None
     takes: timedelta
     operation: Callable[[datetime], Result]
 
@@ -113,10 +113,10 @@ class FakeStripe:
         self.window = window
         self._clock = clock
         self._random = random or Random()
-        self._forced: deque[StripeFault | None] = deque()
+        self._forced: deque[ServiceFault | None] = deque()
         self._books: dict[Account, _Books] = {}
 
-    def force(self, *faults: StripeFault | None) -> None:
+    def force(self, *faults: ServiceFault | None) -> None:
         """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
         self._forced.extend(faults)
 
@@ -140,11 +140,11 @@ class FakeStripe:
             answered = Result(status, body)
             return self._answer(request, request_id, account, key, answered, fault, headers=headers)
 
-        if fault is StripeFault.RATE_LIMIT:
+        if fault is ServiceFault.RATE_LIMIT:
             wait = max(1, round(self.faults.retry_after.total_seconds()))
             limited = error("invalid_request_error", "Too many requests hit the API too quickly.", code="rate_limit")
             return refuse(429, limited, retry_after=str(wait))
-        if fault in (StripeFault.UNAVAILABLE, StripeFault.LOSE_REQUEST):
+        if fault in (ServiceFault.UNAVAILABLE, ServiceFault.LOSE_REQUEST):
             return refuse(503, error("api_error", "Service unavailable."))
 
         account = self._account(request)
@@ -186,7 +186,7 @@ class FakeStripe:
             account=account,
             key=key,
             fault=fault,
-            takes=self.faults.slow_for if fault is StripeFault.SLOW else timedelta(0),
+            takes=self.faults.slow_for if fault is ServiceFault.SLOW else timedelta(0),
             operation=operation,
         )
 
@@ -194,9 +194,9 @@ class FakeStripe:
         """Finish what `receive` began: the effect happens here, and the answer is remembered here."""
         failed = error("api_error", "An unknown error occurred.")
         match execution.fault:
-            case StripeFault.FAIL_BEFORE:
+            case ServiceFault.FAIL_BEFORE:
                 result = Result(500, failed)
-            case StripeFault.FAIL_AFTER:
+            case ServiceFault.FAIL_AFTER:
                 result = Result(500, failed, execution.operation(self._clock()).happened)
             case _:
                 result = execution.operation(self._clock())
@@ -233,13 +233,13 @@ class FakeStripe:
         account: Account | None,
         key: str | None,
         result: Result,
-        fault: StripeFault | None,
+        fault: ServiceFault | None,
         original_request: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         replayed = original_request is not None
-        lost: Literal["", "reset", "closed"] = ""
-        if fault in (StripeFault.LOSE_RESPONSE, StripeFault.LOSE_REQUEST):
+        lost: Literal["", "reset", "closed", "cut"] = "cut" if fault is ServiceFault.CUT_OFF else ""
+        if fault in (ServiceFault.LOSE_RESPONSE, ServiceFault.LOSE_REQUEST):
             lost = "reset" if self._random.random() < 0.5 else "closed"
         self.ledger.add_answer(
             Answered(

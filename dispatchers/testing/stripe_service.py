@@ -2,7 +2,7 @@
 
     with running_stripe() as stripe:
         client = StripeClient("sk_test_fake", base_addresses={"api": stripe.url})
-        stripe.force(StripeFault.LOSE_RESPONSE)
+        stripe.force(ServiceFault.LOSE_RESPONSE)
         ...
         assert len(stripe.ledger.charges) == 1
 
@@ -28,8 +28,8 @@ from typing import Any, cast
 import h11
 
 from dispatchers.testing.faulty_http import read_request, reset_connection
+from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
 
 
@@ -50,7 +50,7 @@ class RunningStripe:
         """The key that the imitation accepts."""
         return API_KEY
 
-    def force(self, *faults: StripeFault | None) -> None:
+    def force(self, *faults: ServiceFault | None) -> None:
         """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
         self.fake.force(*faults)
 
@@ -125,6 +125,8 @@ class Conversation:
             answer = await self._answer(request)
             if answer.lost == "reset":
                 return reset_connection(self._writer)
+            if answer.lost == "cut":
+                return await self._send(answer, len(answer.body) // 2)
             if answer.lost:
                 return self._writer.transport.abort()
             await self._send(answer)
@@ -148,13 +150,12 @@ class Conversation:
         path, _, query = read.target.partition("?")
         return Request(method=read.method, path=path, query=query, headers=read.headers, body=read.body)
 
-    async def _send(self, answer: Answer) -> None:
+    async def _send(self, answer: Answer, sent_bytes: int | None = None) -> None:
+        """sent_bytes: how much of the body is sent before the connection ends; None for all of it."""
         headers = [*answer.headers.items(), ("Content-Length", str(len(answer.body)))]
-        for event in (
-            h11.Response(status_code=answer.status, headers=headers),
-            h11.Data(data=answer.body),
-            h11.EndOfMessage(),
-        ):
+        body = answer.body if sent_bytes is None else answer.body[:sent_bytes]
+        events = [h11.Response(status_code=answer.status, headers=headers), h11.Data(data=body)]
+        for event in events if sent_bytes is not None else [*events, h11.EndOfMessage()]:
             self._writer.write(self._http.send(event) or b"")
         await self._writer.drain()
 
@@ -179,6 +180,7 @@ def main() -> None:
     fractions.add_argument("--unavailable", type=float, default=0, help="a 503 that is not remembered")
     fractions.add_argument("--rate-limit", type=float, default=0, help="429")
     fractions.add_argument("--slow", type=float, default=0, help="execute slowly; meanwhile 409 for the key")
+    fractions.add_argument("--cut-off", type=float, default=0, help="commit, then break off in the answer's body")
     seconds = parser.add_argument_group("durations, in seconds")
     seconds.add_argument("--slow-for", type=float, default=1)
     seconds.add_argument("--retry-after", type=float, default=1)
@@ -193,6 +195,7 @@ def main() -> None:
         unavailable=given.unavailable,
         rate_limit=given.rate_limit,
         slow=given.slow,
+        cut_off=given.cut_off,
         slow_for=timedelta(seconds=given.slow_for),
         retry_after=timedelta(seconds=given.retry_after),
         latency=timedelta(seconds=given.latency),

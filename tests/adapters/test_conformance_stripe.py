@@ -15,8 +15,8 @@ from dispatchers.adapters import StripeAdapter
 from dispatchers.testing.conformance import ENTRY, TAGS, AdapterSuite, Scenario
 from dispatchers.testing.conformance_http import HttpSuite
 from dispatchers.testing.faulty_http import Behaviour, answer
+from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import running_stripe
 from outbox.keys import encode_native
 
@@ -80,7 +80,7 @@ class RememberingStripe(FakeStripe):
         arrange(self)
 
 
-def meeting(fault: StripeFault | None) -> Callable[[FakeStripe], object]:
+def meeting(fault: ServiceFault | None) -> Callable[[FakeStripe], object]:
     return lambda fake: fake.force(fault)
 
 
@@ -104,14 +104,14 @@ class TestStripeThatRemembers(AdapterSuite):
         Scenario("charged", meeting(None), Delivered),
         Scenario("declined", meeting(None), Rejected, payload={**payload, "payment_method": "pm_card_chargeDeclined"}),
         Scenario("without an amount", meeting(None), Rejected, payload={"currency": "eur"}),
-        Scenario("limited", meeting(StripeFault.RATE_LIMIT), Deferred),
+        Scenario("limited", meeting(ServiceFault.RATE_LIMIT), Deferred),
         Scenario("executing", beginning(), InProgress),
         Scenario("another charge under the key", beginning(amount="2001"), KeyConflict),
-        Scenario("failed before", meeting(StripeFault.FAIL_BEFORE), Unknown),
-        Scenario("failed after", meeting(StripeFault.FAIL_AFTER), Unknown),
-        Scenario("unavailable", meeting(StripeFault.UNAVAILABLE), Unknown),
-        Scenario("request lost", meeting(StripeFault.LOSE_REQUEST), Unknown),
-        Scenario("answer lost", meeting(StripeFault.LOSE_RESPONSE), Unknown),
+        Scenario("failed before", meeting(ServiceFault.FAIL_BEFORE), Unknown),
+        Scenario("failed after", meeting(ServiceFault.FAIL_AFTER), Unknown),
+        Scenario("unavailable", meeting(ServiceFault.UNAVAILABLE), Unknown),
+        Scenario("request lost", meeting(ServiceFault.LOSE_REQUEST), Unknown),
+        Scenario("answer lost", meeting(ServiceFault.LOSE_RESPONSE), Unknown),
     )
 
     @contextmanager

@@ -66,7 +66,6 @@ class Stream:
                         return [await js.get_msg(self.name, number + 1) for number in range(count)]
                 await asyncio.sleep(0.05)
 
-
     async def first_message(self, durable: str) -> Any:
         """Asks again while the nodes are electing the leader of the new consumer: meanwhile the server answers 503."""
         subscription = await self.js.pull_subscribe(f"{self.name}.>", durable)

@@ -22,8 +22,8 @@ from dispatchers.adapters import StripeAdapter
 from dispatchers.adapters.stripe import lookup as stripe_lookup
 from dispatchers.adapters.stripe.adapter import _param_names
 from dispatchers.adapters.stripe.lookup import LISTED
+from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
@@ -229,7 +229,7 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
         ob.enqueue(session, "crm.receipt", {})
 
     id = put_one(database, ob, CREATE, payload=CHARGE)
-    service.force(StripeFault.LOSE_RESPONSE if was_executed else StripeFault.LOSE_REQUEST)
+    service.force(ServiceFault.LOSE_RESPONSE if was_executed else ServiceFault.LOSE_REQUEST)
     write_factory(tmp_path, FACTORY)
     with process(tmp_path, database.url, STRIPE_URL=service.url) as killed:
         assert killed.wait() == -9
@@ -256,12 +256,12 @@ def test_while_stripe_is_out_of_reach_the_charge_is_uncertain(
     database: Database, ob: outbox.Outbox, service: RunningStripe, clock: Clock
 ) -> None:
     id = put_one(database, ob, CREATE, payload=CHARGE)
-    service.force(StripeFault.LOSE_RESPONSE)
+    service.force(ServiceFault.LOSE_RESPONSE)
     adapters = {"stripe": adapter_for(service)}
     run_once(database, ob, adapters=adapters)
     for passes in (DAY, QUIET):
         pass_time(database, clock, passes)
-        service.force(StripeFault.UNAVAILABLE)
+        service.force(ServiceFault.UNAVAILABLE)
         run_once(database, ob, adapters=adapters)
     uncertain = queue_row(database, id)
     service.fake._forced.clear()

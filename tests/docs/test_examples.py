@@ -23,8 +23,8 @@ from support.docs_pages import ROOT, snippets_of
 from support.mail_servers import Mailbox, mail_server
 from support.python_processes import PythonProcess, forked_commands, run_python
 
+from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from examples.fastapi_shop.effects import effects
 from examples.fastapi_shop.orders import Order
@@ -161,7 +161,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def test_an_order_placed_twice_is_charged_once_though_its_answer_was_lost(shop: Shop) -> None:
-    shop.stripe.force(StripeFault.LOSE_RESPONSE)
+    shop.stripe.force(ServiceFault.LOSE_RESPONSE)
 
     first, again = shop.place("cart-1"), shop.place("cart-1")
     number = first.json()["order"]
@@ -186,7 +186,7 @@ def test_an_order_whose_card_is_declined_is_unpaid_and_nothing_is_mailed(shop: S
 
 
 def test_an_order_whose_charge_is_unknown_yet_waits_for_a_lookup(shop: Shop) -> None:
-    shop.stripe.force(StripeFault.FAIL_AFTER)
+    shop.stripe.force(ServiceFault.FAIL_AFTER)
 
     number = shop.place("cart-3").json()["order"]
 
@@ -294,7 +294,7 @@ def test_the_nightly_job_run_twice_charges_what_is_due_once(cron: dict[str, str]
 def test_the_nightly_job_run_again_after_a_lost_answer_charges_once(
     cron: dict[str, str], stripe: RunningStripe
 ) -> None:
-    stripe.force(StripeFault.LOSE_RESPONSE, StripeFault.LOSE_RESPONSE)
+    stripe.force(ServiceFault.LOSE_RESPONSE, ServiceFault.LOSE_RESPONSE)
     first = python(cron, *NIGHTLY)
 
     def run_again() -> bool:

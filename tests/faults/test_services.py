@@ -22,8 +22,8 @@ import outbox
 from dispatchers.adapters import HttpAdapter, StripeAdapter
 from dispatchers.testing import faulty_http as faulty
 from dispatchers.testing.faulty_http import Behaviour, FaultyHttp
+from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_core import API_KEY
-from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 SHORT = timedelta(seconds=3)  # for all of a send to a remote service that lets it wait; more than any other here takes
@@ -273,7 +273,7 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe
 ) -> None:
     id = put_charge(sqlite, ob)
-    stripe.force(StripeFault.SLOW)
+    stripe.force(ServiceFault.SLOW)
 
     charge(sqlite, ob, stripe, timeout=timedelta(seconds=1))
     assert entry_status(sqlite, id) == ("retry", 1, True)
@@ -292,17 +292,17 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
 @pytest.mark.parametrize(
     ("fault", "lookup", "becomes", "charges"),
     [
-        (StripeFault.FAIL_AFTER, True, "delivered", 1),
-        (StripeFault.FAIL_AFTER, False, "uncertain", 1),
-        (StripeFault.FAIL_BEFORE, True, "delivered", 1),
-        (StripeFault.FAIL_BEFORE, False, "uncertain", 0),
+        (ServiceFault.FAIL_AFTER, True, "delivered", 1),
+        (ServiceFault.FAIL_AFTER, False, "uncertain", 1),
+        (ServiceFault.FAIL_BEFORE, True, "delivered", 1),
+        (ServiceFault.FAIL_BEFORE, False, "uncertain", 0),
     ],
 )
 def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
     sqlite: Database,
     ob: outbox.Outbox,
     stripe: RunningStripe,
-    fault: StripeFault,
+    fault: ServiceFault,
     lookup: bool,
     becomes: str,
     charges: int,
@@ -316,7 +316,7 @@ def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
     for _ in range(3):
         charge(sqlite, ob, stripe, lookup=lookup)
 
-    again = [(200, False)] if fault is StripeFault.FAIL_BEFORE and lookup else []
+    again = [(200, False)] if fault is ServiceFault.FAIL_BEFORE and lookup else []
     assert state(sqlite, id) == becomes
     assert answers(stripe) == [(500, False), (500, True), *again]
     assert len(stripe.ledger.charges) == charges
@@ -330,7 +330,7 @@ def test_a_key_of_another_request_is_uncertain_and_never_sent_again(
 ) -> None:
     id = put_charge(sqlite, ob)
     if not is_first:
-        stripe.force(StripeFault.LOSE_REQUEST)
+        stripe.force(ServiceFault.LOSE_REQUEST)
         charge(sqlite, ob, stripe, lookup=True)
     key = ob.child_key("order:0", CHARGE)
     bearer = {"Authorization": f"Bearer {API_KEY}", "Idempotency-Key": key}
@@ -351,14 +351,14 @@ def test_a_key_of_another_request_is_uncertain_and_never_sent_again(
 @pytest.mark.parametrize(
     ("fault", "attempts", "statuses"),
     [
-        (StripeFault.LOSE_RESPONSE, 2, [(200, False), (200, True)]),
-        (StripeFault.LOSE_REQUEST, 2, None),
-        (StripeFault.UNAVAILABLE, 2, [(503, False), (200, False)]),
-        (StripeFault.RATE_LIMIT, 1, [(429, False), (200, False)]),
+        (ServiceFault.LOSE_RESPONSE, 2, [(200, False), (200, True)]),
+        (ServiceFault.LOSE_REQUEST, 2, None),
+        (ServiceFault.UNAVAILABLE, 2, [(503, False), (200, False)]),
+        (ServiceFault.RATE_LIMIT, 1, [(429, False), (200, False)]),
     ],
 )
 def test_one_attempt_is_one_request_to_stripe_and_one_charge_in_the_end(
-    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: StripeFault, attempts: int, statuses: Any
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: ServiceFault, attempts: int, statuses: Any
 ) -> None:
     id = put_charge(sqlite, ob)
     stripe.force(fault)

@@ -125,7 +125,9 @@ class ProviderAdapter(HttpAdapter):
         parts = {}
         for name, operation in self.profile.operations.items():
             form, window = _form(self.profile.place_of(operation)), self._window_of(name, operation)
-            if self.profile.compares == "nothing":
+            if self.profile.compares == "nothing" and not isinstance(
+                self.profile.place_of(operation), NoKey | NaturalKey
+            ):
                 form = replace(form, route=f"{operation.method} {operation.path}")
             if (form, window) != (self.key_format, self.window):
                 part = copy.copy(self)

@@ -17,8 +17,8 @@ import stripe
 from stripe import StripeClient
 from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 
+from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import Faults, StripeFault
 from dispatchers.testing.stripe_ledger import StripeLedger
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
@@ -163,7 +163,7 @@ def test_a_key_is_in_use_while_its_first_request_executes() -> None:
 
 def test_the_sdk_sees_a_key_in_use_as_an_api_error_409(client: StripeClient, service: RunningStripe) -> None:
     service.fake.faults = Faults(slow_for=timedelta(seconds=1))
-    service.force(StripeFault.SLOW)
+    service.force(ServiceFault.SLOW)
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.v1.payment_intents.create, CHARGE, under("k1"))
@@ -289,9 +289,9 @@ def test_as_a_process_it_prints_its_port_and_others_read_its_ledger(tmp_path: Pa
 # --- The fake Stripe's faults, as the real SDK and a bare HTTP client see them.
 
 
-@pytest.mark.parametrize(("fault", "charged"), [(StripeFault.FAIL_AFTER, 1), (StripeFault.FAIL_BEFORE, 0)])
+@pytest.mark.parametrize(("fault", "charged"), [(ServiceFault.FAIL_AFTER, 1), (ServiceFault.FAIL_BEFORE, 0)])
 def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
-    client: StripeClient, service: RunningStripe, fault: StripeFault, charged: int
+    client: StripeClient, service: RunningStripe, fault: ServiceFault, charged: int
 ) -> None:
     service.force(fault)
     errors = []
@@ -307,7 +307,7 @@ def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
 
 
 def test_a_503_is_not_remembered(client: StripeClient, service: RunningStripe) -> None:
-    service.force(StripeFault.UNAVAILABLE)
+    service.force(ServiceFault.UNAVAILABLE)
 
     with pytest.raises(stripe.APIError) as caught:
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -321,7 +321,7 @@ def test_a_rate_limited_request_executes_nothing_and_says_when_to_return(
     client: StripeClient, service: RunningStripe
 ) -> None:
     service.fake.faults = Faults(retry_after=timedelta(seconds=7))
-    service.force(StripeFault.RATE_LIMIT)
+    service.force(ServiceFault.RATE_LIMIT)
 
     with pytest.raises(stripe.RateLimitError) as caught:
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -335,7 +335,7 @@ def test_a_rate_limited_request_executes_nothing_and_says_when_to_return(
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_lost_response_is_a_broken_connection_after_the_charge(seed: int) -> None:
     with running_stripe(random=Random(seed)) as service:
-        service.force(StripeFault.LOSE_RESPONSE)
+        service.force(ServiceFault.LOSE_RESPONSE)
         client = sdk(service.url)
 
         with pytest.raises(stripe.APIConnectionError):
@@ -351,7 +351,7 @@ def test_a_lost_response_is_a_broken_connection_after_the_charge(seed: int) -> N
 def test_a_dropped_connection_is_now_reset_and_now_closed(http: httpx.Client, service: RunningStripe) -> None:
     seen = set()
     for number in range(20):
-        service.force(StripeFault.LOSE_RESPONSE)
+        service.force(ServiceFault.LOSE_RESPONSE)
         with pytest.raises(httpx.TransportError) as caught:
             post(http, f"k{number}")
         seen.add(type(caught.value))
@@ -361,7 +361,7 @@ def test_a_dropped_connection_is_now_reset_and_now_closed(http: httpx.Client, se
 
 
 def test_a_lost_replay_changes_nothing(http: httpx.Client, service: RunningStripe) -> None:
-    service.force(None, StripeFault.LOSE_RESPONSE)
+    service.force(None, ServiceFault.LOSE_RESPONSE)
 
     post(http, "k1")
     with pytest.raises(httpx.TransportError):
@@ -372,7 +372,7 @@ def test_a_lost_replay_changes_nothing(http: httpx.Client, service: RunningStrip
 
 
 def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient, service: RunningStripe) -> None:
-    service.force(StripeFault.LOSE_REQUEST)
+    service.force(ServiceFault.LOSE_REQUEST)
 
     with pytest.raises(stripe.APIConnectionError):
         client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -384,7 +384,7 @@ def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient,
 
 def test_a_request_is_executed_after_its_client_has_hung_up(http: httpx.Client, service: RunningStripe) -> None:
     service.fake.faults = Faults(slow_for=timedelta(seconds=1))
-    service.force(StripeFault.SLOW)
+    service.force(ServiceFault.SLOW)
 
     with pytest.raises(httpx.ReadTimeout):
         http.post(
@@ -403,6 +403,17 @@ def test_a_request_is_executed_after_its_client_has_hung_up(http: httpx.Client, 
 # --- faults
 
 
+def test_a_cut_off_answer_comes_after_the_charge(http: httpx.Client, service: RunningStripe) -> None:
+    service.force(ServiceFault.CUT_OFF)
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        post(http, key="k1")
+    replay = post(http, key="k1")
+
+    assert replay.headers["Idempotent-Replayed"] == "true"
+    assert len(service.ledger.charges) == 1
+
+
 def test_one_seed_draws_the_same_faults_and_in_the_given_fractions() -> None:
     faults = Faults(lose_response=0.1, rate_limit=0.3)
 
@@ -410,9 +421,9 @@ def test_one_seed_draws_the_same_faults_and_in_the_given_fractions() -> None:
     again = [faults.draw(random) for random in [Random(5)] for _ in range(10_000)]
 
     assert drawn == again
-    assert set(drawn) == {None, StripeFault.LOSE_RESPONSE, StripeFault.RATE_LIMIT}
-    assert 900 < drawn.count(StripeFault.LOSE_RESPONSE) < 1100
-    assert 2800 < drawn.count(StripeFault.RATE_LIMIT) < 3200
+    assert set(drawn) == {None, ServiceFault.LOSE_RESPONSE, ServiceFault.RATE_LIMIT}
+    assert 900 < drawn.count(ServiceFault.LOSE_RESPONSE) < 1100
+    assert 2800 < drawn.count(ServiceFault.RATE_LIMIT) < 3200
 
 
 def test_fractions_that_make_no_sense_are_refused() -> None:
@@ -425,7 +436,7 @@ def test_fractions_that_make_no_sense_are_refused() -> None:
 def test_under_a_storm_of_faults_each_key_still_charges_at_most_once(
     service: RunningStripe, http: httpx.Client
 ) -> None:
-    fractions = {fault.value: 0.1 for fault in StripeFault}
+    fractions = {fault.value: 0.1 for fault in ServiceFault}
     service.fake.faults = Faults(**fractions, slow_for=timedelta(milliseconds=2))  # type: ignore[arg-type]
     answered = {}
     for number in range(40):

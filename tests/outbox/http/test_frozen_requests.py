@@ -14,8 +14,8 @@ import outbox
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.delivery import Delivery
 from dispatchers.pipeline import triage
+from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_faults import StripeFault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from outbox.sql.schema.tables import SCHEMA_VERSION
 
@@ -64,7 +64,7 @@ def test_a_deploy_between_two_attempts_changes_neither_a_byte_nor_a_header(
 ) -> None:
     service, requests = stripe
     id = put_one(database, ob, CHARGE, payload=PAYLOAD, options=PINNED)
-    service.force(StripeFault.LOSE_RESPONSE)
+    service.force(ServiceFault.LOSE_RESPONSE)
 
     run_once(database, ob, adapters=deployed(service, OLD))
     assert state(database, id) == "retry"
@@ -105,7 +105,7 @@ def test_in_doubt_under_a_changed_default_it_waits_for_an_old_process(
 ) -> None:
     service, requests = stripe
     id = put_one(database, ob, CHARGE, payload=PAYLOAD, options={"account": "acct_shop"})
-    service.force(StripeFault.LOSE_RESPONSE)
+    service.force(ServiceFault.LOSE_RESPONSE)
     run_once(database, ob, adapters=deployed(service, OLD))
 
     age(database, HOUR)
