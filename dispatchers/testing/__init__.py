@@ -3,9 +3,10 @@
     from dispatchers.testing import drain
 
 - `drain` sends all that was enqueued, now. `failpoint` kills the process, or calls a function, at a named point.
-- `temporary_postgres` starts a real PostgreSQL. `running_stripe` serves a strict imitation of Stripe's API.
-- `AdapterSuite`, `HttpSuite`, `LookupSuite` and `HttpLookupSuite` are the test suites for adapters. They need pytest. The module
-  `faulty_http` has the server that they use, and what it can do to a request.
+- `temporary_postgres` starts a real PostgreSQL. `running_stripe` serves a strict imitation of Stripe's API, and `service_of`
+  one of any service that has a profile.
+- `AdapterSuite`, `HttpSuite`, `LookupSuite` and `HttpLookupSuite` are the test suites for adapters, `ProviderSuite` the one for
+  profiles. They need pytest. The module `faulty_http` has the server that they use, and what it can do to a request.
 
 Each name is imported at its first use, because each needs other packages. See docs/testing.md and docs/adapters.md.
 """
@@ -18,20 +19,27 @@ if TYPE_CHECKING:
     from dispatchers.testing.conformance_frame import Scenario
     from dispatchers.testing.conformance_http import HttpLookupSuite, HttpSuite
     from dispatchers.testing.conformance_lookups import LookupSuite
+    from dispatchers.testing.conformance_providers import ProviderSuite
     from dispatchers.testing.draining import drain
     from dispatchers.testing.failpoints import failpoint
     from dispatchers.testing.faulty_http import FaultyHttp, answer
     from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
+    from dispatchers.testing.provider_core import FakeProvider, Refusal
+    from dispatchers.testing.provider_service import RunningProvider, service_of
     from dispatchers.testing.service_faults import ServiceFault
     from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 __all__ = [
     "AdapterSuite",
+    "FakeProvider",
     "FaultyHttp",
     "HttpLookupSuite",
     "HttpSuite",
     "LookupSuite",
     "PostgresUnavailable",
+    "ProviderSuite",
+    "Refusal",
+    "RunningProvider",
     "RunningStripe",
     "Scenario",
     "ServiceFault",
@@ -39,16 +47,21 @@ __all__ = [
     "drain",
     "failpoint",
     "running_stripe",
+    "service_of",
     "temporary_postgres",
 ]
 
 _HOMES = {
     "AdapterSuite": "conformance",
+    "FakeProvider": "provider_core",
     "FaultyHttp": "faulty_http",
     "HttpLookupSuite": "conformance_http",
     "HttpSuite": "conformance_http",
     "LookupSuite": "conformance_lookups",
     "PostgresUnavailable": "postgres",
+    "ProviderSuite": "conformance_providers",
+    "Refusal": "provider_core",
+    "RunningProvider": "provider_service",
     "RunningStripe": "stripe_service",
     "Scenario": "conformance_frame",
     "ServiceFault": "service_faults",
@@ -56,6 +69,7 @@ _HOMES = {
     "drain": "draining",
     "failpoint": "failpoints",
     "running_stripe": "stripe_service",
+    "service_of": "provider_service",
     "temporary_postgres": "postgres",
 }
 """The module of each name."""

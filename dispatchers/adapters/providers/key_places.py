@@ -1,6 +1,6 @@
 """Where a service takes the key: a header, a member of the body, the query, or an argument of GraphQL; or nowhere."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, TypeAlias
 
 from dispatchers.adapters.providers.json_paths import PATH
@@ -66,7 +66,7 @@ class Mark:
     """
 
     path: str
-    value: Any = KEY
+    value: Any = field(default=KEY, hash=False)
 
     def __post_init__(self) -> None:
         check_path("Mark", self.path.removesuffix("[]"))
