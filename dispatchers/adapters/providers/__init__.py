@@ -13,11 +13,79 @@ a member of the payload too: {"payment_id": "pay_1", "amount": 500}.
 from collections.abc import Mapping
 from typing import Final
 
+from dispatchers.adapters.providers.adyen import adyen
+from dispatchers.adapters.providers.braintree import braintree
+from dispatchers.adapters.providers.checkout_com import checkout_com
+from dispatchers.adapters.providers.gocardless import gocardless
+from dispatchers.adapters.providers.hubspot import hubspot
+from dispatchers.adapters.providers.klarna import klarna
+from dispatchers.adapters.providers.mailgun import mailgun
+from dispatchers.adapters.providers.modern_treasury import modern_treasury
+from dispatchers.adapters.providers.mollie import mollie
+from dispatchers.adapters.providers.onesignal import onesignal
+from dispatchers.adapters.providers.paypal import paypal
+from dispatchers.adapters.providers.plaid import plaid
+from dispatchers.adapters.providers.postmark import postmark
 from dispatchers.adapters.providers.profile import Profile
+from dispatchers.adapters.providers.razorpay import razorpay
 from dispatchers.adapters.providers.resend import resend
+from dispatchers.adapters.providers.salesforce import salesforce
 from dispatchers.adapters.providers.sendgrid import sendgrid
+from dispatchers.adapters.providers.slack import slack
+from dispatchers.adapters.providers.square import square
+from dispatchers.adapters.providers.twilio import twilio
+from dispatchers.adapters.providers.wise import wise
 
-__all__ = ["PROVIDERS", "Profile", "resend", "sendgrid"]
+__all__ = [
+    "PROVIDERS",
+    "Profile",
+    "adyen",
+    "braintree",
+    "checkout_com",
+    "gocardless",
+    "hubspot",
+    "klarna",
+    "mailgun",
+    "modern_treasury",
+    "mollie",
+    "onesignal",
+    "paypal",
+    "plaid",
+    "postmark",
+    "razorpay",
+    "resend",
+    "salesforce",
+    "sendgrid",
+    "slack",
+    "square",
+    "twilio",
+    "wise",
+]
 
-PROVIDERS: Final[Mapping[str, Profile]] = {each.name: each for each in (resend, sendgrid)}
+PROVIDERS: Final[Mapping[str, Profile]] = {
+    each.name: each
+    for each in (
+        adyen,
+        braintree,
+        checkout_com,
+        gocardless,
+        hubspot,
+        klarna,
+        mailgun,
+        modern_treasury,
+        mollie,
+        onesignal,
+        paypal,
+        plaid,
+        postmark,
+        razorpay,
+        resend,
+        salesforce,
+        sendgrid,
+        slack,
+        square,
+        twilio,
+        wise,
+    )
+}
 """All profiles of this release, by name."""

@@ -11,13 +11,17 @@ sendgrid = Profile(
     name="sendgrid",
     title="SendGrid",
     as_of=date(2026, 11, 22),
-    sources=("https://github.com/twilio/sendgrid-oai",),
+    sources=(
+        "https://github.com/sendgrid/sendgrid-python",
+        "https://www.twilio.com/docs/sendgrid/for-developers/sending-email/getting-started-email-activity-api",
+    ),
     base_url="https://api.sendgrid.com/v3",
     auth=bearer(),
     key=NoKey(
         mark=Mark("custom_args.outbox_key"),
-        search="Activity Feed, custom argument outbox_key = {key}",
+        search="Activity, custom argument outbox_key = {key}; by API (paid): /v3/messages?query=unique_args",
     ),
     stores="nothing",
     operations={"mail.send": Post("/mail/send", success=202)},
+    error=("errors[].field",),
 )

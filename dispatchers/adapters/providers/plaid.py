@@ -1,0 +1,66 @@
+"""Plaid: transfers, wallets and consent payments."""
+
+from datetime import date, timedelta
+
+from dispatchers.adapters.providers.auth import in_header
+from dispatchers.adapters.providers.key_places import BodyField, NaturalKey
+from dispatchers.adapters.providers.operations import Post
+from dispatchers.adapters.providers.profile import Profile
+from dispatchers.delivery import KeyFormat
+
+TRANSFERS = KeyFormat(max_chars=50)
+PAYMENTS = BodyField("idempotency_key", KeyFormat(max_chars=128))
+
+plaid = Profile(
+    name="plaid",
+    title="Plaid",
+    as_of=date(2026, 6, 10),
+    sources=("https://github.com/plaid/plaid-openapi",),
+    base_url="https://production.plaid.com",
+    auth=(in_header("PLAID-CLIENT-ID", "client_id"), in_header("PLAID-SECRET", "secret")),
+    key=BodyField("idempotency_key", TRANSFERS),
+    window=None,
+    stores="success",
+    operations={
+        "transfer.authorization.create": Post(
+            "/transfer/authorization/create",
+            window=timedelta(hours=48),
+            result=("authorization.id", "authorization.decision"),
+            answer={"authorization": {"id": "{id}", "decision": "approved"}},
+        ),
+        "transfer.create": Post(
+            "/transfer/create",
+            key=NaturalKey("authorization_id: there is one transfer for each authorization"),
+            result=("transfer.id", "transfer.status"),
+            answer={"transfer": {"id": "{id}", "status": "pending"}},
+        ),
+        "transfer.refund.create": Post(
+            "/transfer/refund/create", result=("refund.id",), answer={"refund": {"id": "{id}"}}
+        ),
+        "transfer.recurring.create": Post(
+            "/transfer/recurring/create",
+            result=("recurring_transfer.recurring_transfer_id",),
+            answer={"recurring_transfer": {"recurring_transfer_id": "{id}"}},
+        ),
+        "payment_initiation.consent.payment.execute": Post(
+            "/payment_initiation/consent/payment/execute",
+            key=PAYMENTS,
+            window=timedelta(hours=48),
+            result=("payment_id", "status"),
+            answer={"payment_id": "{id}", "status": "PAYMENT_STATUS_INITIATED"},
+        ),
+        "wallet.transaction.execute": Post(
+            "/wallet/transaction/execute",
+            key=PAYMENTS,
+            window=timedelta(hours=24),
+            result=("transaction_id", "status"),
+            answer={"transaction_id": "{id}", "status": "INITIATED"},
+        ),
+    },
+    error=("error_type", "error_code"),
+    notes=(
+        "Plaid publishes no window for refunds and recurring transfers.",
+        "After a lost answer of wallet.transaction.execute wait a minute: give a retry=... that begins with it.",
+        "An authorization whose decision is user_action_required is not remembered.",
+    ),
+)
