@@ -31,6 +31,7 @@ from dispatchers.adapters.providers.razorpay import razorpay
 from dispatchers.adapters.providers.resend import resend
 from dispatchers.adapters.providers.salesforce import salesforce
 from dispatchers.adapters.providers.sendgrid import sendgrid
+from dispatchers.adapters.providers.shopify import shopify
 from dispatchers.adapters.providers.slack import slack
 from dispatchers.adapters.providers.square import square
 from dispatchers.adapters.providers.twilio import twilio
@@ -56,6 +57,7 @@ __all__ = [
     "resend",
     "salesforce",
     "sendgrid",
+    "shopify",
     "slack",
     "square",
     "twilio",
@@ -82,6 +84,7 @@ PROVIDERS: Final[Mapping[str, Profile]] = {
         resend,
         salesforce,
         sendgrid,
+        shopify,
         slack,
         square,
         twilio,

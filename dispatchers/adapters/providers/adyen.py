@@ -25,7 +25,7 @@ adyen = Profile(
     window=timedelta(days=7),
     stores="all",
     scope="region",
-    in_flight=Signal(422, body={"errorCode": "704"}),
+    in_flight=Signal(None, body={"errorCode": "704"}),
     operations={
         "payments.create": Post("/payments", answer={"pspReference": "{id}", "resultCode": "Authorised"}),
         "payments.capture": Post("/payments/{payment_psp_reference}/captures", success=201, answer=RECEIVED),
@@ -39,14 +39,7 @@ adyen = Profile(
         "orders.create": Post("/orders", answer={"pspReference": "{id}", "resultCode": "Success"}),
         "donations.create": Post("/donations", result=("id", "status"), answer={"id": "{id}", "status": "completed"}),
     },
-    errors=(
-        (Signal(409, body={"errorCode": "704"}), "in_progress"),
-        (Signal(503, body={"errorCode": "703"}), "deferred"),
-        (Signal(422, headers={"transient-error": "true"}), "deferred"),
-        (Signal(409, headers={"transient-error": "true"}), "deferred"),
-        (Signal(500, headers={"transient-error": "true"}), "deferred"),
-        (Signal(503, headers={"transient-error": "true"}), "deferred"),
-    ),
+    errors=((Signal(None, headers={"transient-error": "true"}), "deferred"),),
     result=("pspReference", "resultCode", "status"),
     error=("errorCode", "errorType"),
     notes=(
