@@ -30,7 +30,7 @@ gocardless = Profile(
     window=None,
     stores="duplicate_refused",
     duplicate=Duplicate(
-        Signal(409, body={"error": {"errors": [{"reason": "idempotent_creation_conflict"}]}}),
+        Signal(409, body={"error": {"type": "invalid_state", "errors": [{"reason": "idempotent_creation_conflict"}]}}),
         id="error.errors[].links.conflicting_resource_id",
     ),
     operations={

@@ -7,7 +7,6 @@ from dispatchers.adapters.providers.key_places import Header
 from dispatchers.adapters.providers.operations import Post
 from dispatchers.adapters.providers.profile import Profile
 from dispatchers.adapters.providers.signals import Signal
-from dispatchers.delivery import KeyFormat
 
 CREATED = {"id": "{id}"}
 
@@ -21,7 +20,7 @@ modern_treasury = Profile(
     ),
     base_url="https://app.moderntreasury.com/api",
     auth=basic("{organization_id}", "{api_key}"),
-    key=Header("Idempotency-Key", KeyFormat(encoding="uuid")),
+    key=Header("Idempotency-Key"),
     window=timedelta(hours=24),
     window_from="first_finished",
     stores="success",

@@ -23,7 +23,7 @@ resend = Profile(
     key=Header("Idempotency-Key", KeyFormat(max_chars=256)),
     window=timedelta(hours=24),
     stores="success",
-    compares="body",
+    compares="parameters",
     in_flight=Signal(409, body={"name": "concurrent_idempotent_requests"}),
     mismatch=Signal(409, body={"name": "invalid_idempotent_request"}),
     operations={
