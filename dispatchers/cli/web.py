@@ -101,75 +101,50 @@ def web(
     if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
         raise click.UsageError(f"--root-path {root_path} must be a path such as /outbox, without a slash at its end")
     url = url_of_one(click.get_current_context(), databases, database)
-    every = databases if url is None else None
-    if every is not None and read_database is not None:
+    if url is None and read_database is not None:
         raise click.UsageError("--read-database is of one database: it is not possible with --databases")
     import uvicorn
 
+    from dispatchers.dashboard import Dashboard, FleetDashboard
+    from dispatchers.dashboard.password_file import SIGN_OUT, SignOut
+    from dispatchers.dashboard.protection import LocalHostsOnly
+    from dispatchers.process.databases_file import read_databases
+
     begin_log("info")
-    authenticator = _authenticator(authenticate, users)
-    target = options.Target(every or str(url), schema, prefix)
-    shared = {
+    settings: dict[str, Any] = {
+        "authenticate": _authenticator(authenticate, users),
         "schema": schema,
         "prefix": prefix,
         "second_person": second_person,
         "trusted_origins": trusted_origins,
-        "outbox": outbox_of(env, target),
+        "outbox": outbox_of(env, options.Target(str(url or databases), schema, prefix)),
+        "sign_out": None if users is None else f"{root_path}{SIGN_OUT}",
     }
-    make = _of_one if every is None else _of_all
-    if users is None:
-        app = make(target.database, read_database, authenticator, shared)
+    app: ASGIApp
+    if url is None:
+        app = FleetDashboard(read_databases(str(databases)), **settings)
     else:
-        from dispatchers.dashboard.password_file import SIGN_OUT, SignOut
+        read_url = None if read_database is None else existing(read_database, "--read-database")
+        app = Dashboard(existing(url), read_url=read_url, **settings)
+    if users is not None:
+        app = SignOut(app)
+    elif authenticate is None:
+        app = LocalHostsOnly(app)
+    server: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
+    uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **server)  # else by WEB_CONCURRENCY
 
-        shared["sign_out"] = f"{root_path}{SIGN_OUT}"
-        app = SignOut(make(target.database, read_database, authenticator, shared))
-    settings: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
-    uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **settings)  # else by WEB_CONCURRENCY
 
-
-def _authenticator(reference: str | None, users: str | None) -> "Authenticator | None":
+def _authenticator(reference: str | None, users: str | None) -> "Authenticator":
     if reference is not None:
         found: Authenticator = load_function(reference, example="shop.ops:authenticate")
         return found
-    if users is None:
-        return None
-    from dispatchers.dashboard.password_file import PasswordFile
+    if users is not None:
+        from dispatchers.dashboard.password_file import PasswordFile
 
-    return PasswordFile(users)
-
-
-def _of_one(
-    database: str, read_database: str | None, authenticator: "Authenticator | None", settings: dict[str, Any]
-) -> "ASGIApp":
-    from dispatchers.dashboard import Dashboard
+        return PasswordFile(users)
     from dispatchers.dashboard.access import local_viewer
 
-    url, read_url = existing(database), None
-    if read_database is not None:
-        read_url = existing(read_database, "--read-database")
-    return _guarded(
-        Dashboard(url, authenticate=authenticator or local_viewer, read_url=read_url, **settings), authenticator
-    )
-
-
-def _of_all(
-    path: str, read_database: str | None, authenticator: "Authenticator | None", settings: dict[str, Any]
-) -> "ASGIApp":
-    from dispatchers.dashboard import FleetDashboard
-    from dispatchers.dashboard.access import local_viewer
-    from dispatchers.process.databases_file import read_databases
-
-    return _guarded(
-        FleetDashboard(read_databases(path), authenticate=authenticator or local_viewer, **settings), authenticator
-    )
-
-
-def _guarded(app: "ASGIApp", authenticator: "Authenticator | None") -> "ASGIApp":
-    """Without a sign-in only this machine's browsers are answered."""
-    from dispatchers.dashboard.protection import LocalHostsOnly
-
-    return app if authenticator is not None else LocalHostsOnly(app)
+    return local_viewer
 
 
 def is_loopback(host: str) -> bool:

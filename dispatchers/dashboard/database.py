@@ -1,7 +1,7 @@
 """The dashboard's connections: to read, with a limit for each statement, and to decide."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -89,17 +89,13 @@ class Databases:
         self._own.append(made)
         return made
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> AbstractContextManager[Connection]:
         """A connection whose transaction sees one moment of the database, and on PostgreSQL cannot write."""
-        with self._snapshot(self._reading) as connection:
-            yield connection
+        return self._snapshot(self._reading)
 
-    @contextmanager
-    def reading_as_operator(self) -> Iterator[Connection]:
+    def reading_as_operator(self) -> AbstractContextManager[Connection]:
         """A snapshot of the database that decisions are written to: a replica, or the dashboard's role, may lack its rows."""
-        with self._snapshot(self._deciding) as connection:
-            yield connection
+        return self._snapshot(self._deciding)
 
     @contextmanager
     def deciding(self) -> Iterator[Connection]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatchers.dashboard.failures import Failure
 from outbox.errors import ConfigurationError
@@ -87,13 +87,13 @@ class LocalHostsOnly:
     would reach it by a name of its own, and a request that a proxy has passed on, which may come from anybody.
     """
 
-    def __init__(self, app: object) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         why = _why_refused(Headers(scope=scope)) if scope["type"] == "http" else None
         if why is None:
-            await self._app(scope, receive, send)  # type: ignore[operator]
+            await self._app(scope, receive, send)
         else:
             status, text = why
             await PlainTextResponse(f"{text}\n", status)(scope, receive, with_headers(send))
