@@ -9,6 +9,7 @@ from uuid import UUID
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
+from outbox.services import Service, checked_services
 from outbox.sql.postgresql.hint_messages import channel_of
 from outbox.sql.schema.identifiers import check_table_names
 from outbox.sql.schema.tables import Tables, tables_of
@@ -56,6 +57,9 @@ class Settings(TypedDict, total=False):
     hints: bool
     """Whether commits wake the dispatchers, and whether dispatchers listen. True by default. See docs/wakeup.md."""
 
+    services: Mapping[str, Service]
+    """The profiles of outside services, by the first part of their operations: `enqueue` refuses what they do not take."""
+
 
 class Configuration:
     """The checked settings of one outbox. Raises `ConfigurationError` and `InvalidValue` for settings that cannot work."""
@@ -81,6 +85,7 @@ class Configuration:
         self.status_url = _checked_status_url(settings.get("status_url"))
         self.fair = _checked_fair(settings.get("fair", ()))
         self.hints = _checked_hints(settings.get("hints", True))
+        self.services = checked_services(settings.get("services", {}))
         self.tables: Tables = tables_of(self.schema, self.prefix)
         """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
 

@@ -8,6 +8,7 @@ from outbox.configuration import Configuration
 from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue, ParentRequired
 from outbox.keys import ChildKey, ParentKey, check_field, derive_tag, encode_native, entry_id, key_fields
+from outbox.services import check_declared
 from outbox.sessions.entry_rows import Entry, NewEntry
 from outbox.sessions.session import AnySession, ClaimedParent, state_of, sync_session
 from outbox.times import EPOCH, MAX_SPAN, NEVER
@@ -33,6 +34,8 @@ def enqueue(
     state = state_of(inner)
     claimed = state.claim.parent_for(configuration) if state.claim is not None else None
     fields = key_fields(configuration.env, _parent(parent, claimed), operation, discriminator)
+    if configuration.services:
+        check_declared(configuration.services, operation, payload)
     kid = claimed.kid if claimed and claimed.kid else configuration.keyring.current
     due_at, delay = (None, None) if due is None else _due(due)
     id, trace = entry_id(fields), configuration.trace_headers

@@ -81,7 +81,7 @@ def check_results(owner: str, paths: tuple[str, ...]) -> None:
 def problem_of(payload: Any, operation: Operation, place: KeyPlace, ids: tuple[str, ...]) -> str | None:
     """Why this payload cannot be sent by `operation`; None if it can. ids: its members that the path takes."""
     if operation.payload == "list":
-        return None if isinstance(payload, list) else f"must be a list, not {_kind(payload)}"
+        return None if isinstance(payload, list | tuple) else f"must be a list, not {_kind(payload)}"
     if not isinstance(payload, dict):
         return f"must be an object, not {_kind(payload)}"
     for name in ids:
