@@ -19,7 +19,6 @@ hubspot = Profile(
     auth=bearer("access_token"),
     key=NaturalKey("each input's id: the value of the unique property that its idProperty names"),
     stores="nothing",
-    compares="nothing",
     scope="account",
     operations={
         "contacts.upsert": Post("/crm/v3/objects/contacts/batch/upsert", answer=UPSERTED),

@@ -28,6 +28,7 @@ mollie = Profile(
     compares="parameters",
     in_flight=Signal(409),
     mismatch=Signal(400),
+    replay=Signal(None, headers={"Idempotent-Replayed": "true"}),
     operations={
         "payments.create": Post("/payments", success=201, answer=CREATED),
         "payments.refund": Post("/payments/{payment_id}/refunds", success=201, answer=CREATED),

@@ -20,7 +20,6 @@ salesforce = Profile(
     auth=bearer("access_token"),
     key=NaturalKey("the value of the external id field"),
     stores="nothing",
-    compares="nothing",
     scope="account",
     operations={
         "records.upsert": Patch(
