@@ -165,7 +165,7 @@ class FakeProvider:
 
     def executing(self, key: str) -> bool:
         """Whether a request with this key is executing now."""
-        return any(place.key == key and each.reply is None for place, each in self._keys.items())
+        return any(place.key == key and each.reply is None for place, each in list(self._keys.items()))
 
     # --- a request
 
@@ -268,9 +268,9 @@ class FakeProvider:
         return _reply_of(self.profile.in_flight or IN_FLIGHT) if remembered.reply is None else None
 
     def _repeated(self, remembered: _Remembered) -> Reply | None:
-        """The answer to a request whose key has been executed; None if it is executed again."""
+        """The answer to a request whose key has been executed; None while it executes."""
         profile, first = self.profile, remembered.reply
-        if first is None or (first.status >= 300 and profile.stores != "all"):
+        if first is None:
             return None
         if profile.duplicate is not None:
             return self._duplicate(profile.duplicate, remembered.id)
@@ -286,9 +286,13 @@ class FakeProvider:
                 return request.method, request.target, json.dumps(payload, sort_keys=True)
 
     def _remember(self, place: _Place | None, reply: Reply, id: str) -> None:
-        remembered = None if place is None else self._keys.get(place)
-        if place is None or remembered is None:
+        """Store the answer; forget the key of an error that the service does not store."""
+        if place is None or place not in self._keys:
             return
+        if reply.status >= 300 and self.profile.stores != "all":
+            del self._keys[place]
+            return
+        remembered = self._keys[place]
         remembered.reply, remembered.finished, remembered.id = reply, self.now(), id
 
     # --- answers
