@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -280,6 +280,10 @@ class Adapter(Protocol):
         at the end of the call counts as `Unknown`. The dispatcher calls `send` for an entry with a later key. If a subclass
         replaces only `send`, the dispatcher calls this `send`. None, the default: always `send`.
 
+    search: where at the service an operator finds the effect of an entry in doubt, with `{key}` in the place of the child key.
+        The dashboard and `outbox show` say it for an entry that may have been executed. None by default.
+    as_of: the day on which the window and the rest were last compared with the service's documentation, if it is known. `outbox
+        doctor` reports a day that is more than a year ago.
     parts: the adapters of operations that it serves but for which it declares something else, such as another window, by the
         operation's name without the prefix under which this adapter is registered. None by default.
 
@@ -296,6 +300,8 @@ class Adapter(Protocol):
     failure_fields: tuple[str, ...] = ()
     pinned: str = ""
     send_batch: Any = None  # typed as `find` is
+    search: str | None = None
+    as_of: date | None = None
     parts: Mapping[str, "Adapter"] | None = None
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 

@@ -67,6 +67,7 @@ class Operations:
         pinned: str = "",
         deferred_on: tuple[type[Exception], ...] = (),
         find: Callable[[Delivery], Finding | Awaitable[Finding]] | None = None,
+        search: str | None = None,
     ) -> Callable[[Send], Send]:
         """Register the decorated function, async or sync, as the adapter of the operation `name` and of operations below it.
 
@@ -97,6 +98,7 @@ class Operations:
             adapter.failure_fields = failure_fields
             adapter.pinned = pinned
             adapter.find = find
+            adapter.search = search
             self._adapters[name] = adapter
             return function
 

@@ -336,6 +336,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "kid", entry.kid
     yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` prints its key" if epoch else None
     yield "sent as", entry.sent_as
+    yield "search for", entry.search
     yield "ordering key", entry.ordering_key
     yield "position", entry.position
     yield "created", instant(entry.created_at)

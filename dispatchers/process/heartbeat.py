@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
-from datetime import timedelta
+from datetime import date, timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -64,8 +64,14 @@ def _operation(route: Route) -> dict[str, Any]:
         "at_least_once": memory.at_least_once,
         "can_look_up": memory.can_look_up,
         "form": route.form,
+        "search": getattr(route.adapter, "search", None),
+        "as_of": _day(getattr(route.adapter, "as_of", None)),
         "failure_fields": list(getattr(route.adapter, "failure_fields", ())),  # it need not inherit from `Adapter`
     }
+
+
+def _day(day: date | None) -> str | None:
+    return None if day is None else day.isoformat()
 
 
 def _window(window: Window) -> Any:

@@ -1,14 +1,19 @@
 """ProviderAdapter: a profile makes the request, and reads the answer."""
 
 import asyncio
+import html
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from support.cli_runner import command
+from support.dashboard import Browser, dashboard
 from support.database import Database
-from support.entries import age, put_one, run_once, state
+from support.doctor import beat
+from support.entries import age, dispatcher, put_one, run_once, state
 
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
@@ -61,6 +66,11 @@ def send(adapter: Any, operation: str, payload: Any, key: str = "ck1_abc") -> Ou
             await adapter.aclose()
 
     return asyncio.run(main())
+
+
+def place_of(given: Profile) -> NoKey:
+    assert isinstance(given.key, NoKey)
+    return given.key
 
 
 def test_a_named_operation_is_the_service_s_own_json(remote: FaultyHttp) -> None:
@@ -406,6 +416,54 @@ def test_an_entry_in_doubt_is_sent_again_with_the_same_api_key(
 
     assert (len(remote.requests), state(database, entry)) == (2, "delivered")
     assert len({bytes(request) for request in remote.requests}) == 1
+
+
+# --- what an operator and a user see
+
+
+def test_an_entry_in_doubt_without_a_key_shows_what_to_search_for(
+    database: Database, ob: outbox.Outbox, remote: FaultyHttp
+) -> None:
+    remote.behave(close)
+    entry = put_one(database, ob, "sendgrid.mail.send", payload=MAIL)
+    adapters = {"sendgrid": sendgrid(api_key="any", base_url=remote.url)}
+    run_once(database, ob, adapters=adapters)
+    beat(dispatcher(database, ob, adapters=adapters))
+
+    with dashboard(database) as app:
+        page, document = Browser(app).text(f"/entries/{entry}"), Browser(app).api(f"/entries/{entry}").json()
+    shown = command("show", str(entry), database=database).stdout
+
+    key = document["entry"]["child_key"]
+    search = str(place_of(sendgrid).search).replace("{key}", key)
+    assert document["entry"]["state"] == "uncertain"
+    assert search in html.unescape(page)
+    assert search == document["search"]
+    assert key.encode() in remote.requests[0].body
+    assert search[:20] in " ".join(shown.split())
+
+
+def test_a_service_without_keys_says_so_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "outbox.dispatcher"):
+        sendgrid(api_key="any")
+        sendgrid(api_key="any", at_least_once=True)
+
+    assert caplog.messages == [
+        "SendGrid keeps no keys for mail.send: an entry in doubt becomes uncertain, and is not sent again",
+        "SendGrid keeps no keys for mail.send: an entry in doubt may happen twice",
+    ]
+
+
+def test_a_changed_value_is_logged_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "outbox.dispatcher"):
+        resend(api_key="any")
+        resend(api_key="any", window=timedelta(hours=12))
+        replace(resend, stores="all")(api_key="any")
+
+    assert [message.partition(" as of")[0] for message in caplog.messages] == [
+        "Resend: window=12:00:00, not 1 day, 0:00:00",
+        "Resend: stores=all, not success",
+    ]
 
 
 # --- credentials

@@ -166,7 +166,11 @@ def test_the_declarations_of_the_page_and_their_defaults_are_the_codes() -> None
 
     declared = {name for name, value in vars(Adapter).items() if not name.startswith("_") and not callable(value)}
     of_functions = Operations.operation.__kwdefaults__
-    of_classes = {"send_batch", "parts"}  # a function of an operation sends one delivery, and is for one operation
+    of_classes = {
+        "send_batch",
+        "as_of",
+        "parts",
+    }  # a function of an operation sends one delivery, and is for one operation
 
     assert {row["declaration"] for row in rows} == declared == (set(of_functions) - {"deferred_on"}) | of_classes
     names = {"FOREVER": "FOREVER", "NATIVE": KeyFormat(), "RetryPolicy": RetryPolicy, "timedelta": timedelta}

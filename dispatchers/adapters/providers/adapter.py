@@ -2,10 +2,11 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import httpx
@@ -35,6 +36,9 @@ from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat,
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
+DATED: Final = ("key", "window", "window_from", "stores", "compares", "scope", "in_flight", "mismatch", "duplicate")
+"""The fields of a profile that state what the service guarantees."""
+
 log = logging.getLogger("outbox.dispatcher")
 
 
@@ -52,7 +56,8 @@ class ProviderAdapter(HttpAdapter):
     base_url: of a sandbox, another region, or an imitation; by default the profile's.
     at_least_once: for a service without keys: True sends again after an unknown outcome, so the effect may happen twice.
     pinned: what else must not change between two attempts, such as the name of the account.
-    timeout, retry, failure_blocks_group: as in `Adapter`. proxy, tls, reuse, transport: as in `HttpAdapter`.
+    timeout, retry, failure_blocks_group: as in `Adapter`. proxy, tls, reuse, transport, find: as in `HttpAdapter`. No profile
+        has a status lookup of its own: none of the services states when its search shows everything.
 
     The payload is the service's own JSON. `parts` has the adapters of the operations whose window or key differs.
     """
@@ -72,6 +77,7 @@ class ProviderAdapter(HttpAdapter):
         tls: Tls = None,
         reuse: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
+        find: Callable[[Delivery, Any], Any] | None = None,
         **settings: Setting,
     ) -> None:
         self.profile = profile if window is None else replace(profile, window=window)
@@ -93,13 +99,16 @@ class ProviderAdapter(HttpAdapter):
             tls=tls,
             reuse=reuse,
             transport=transport,
+            find=find,
         )
         self.failure_blocks_group = failure_blocks_group
         self.failure_fields = ("status", *profile.error)
         self._scope = _scope_of(profile, self._service.place, credentials, settings, pinned)
         self._paths = {name: filled(each.path, settings) for name, each in profile.operations.items()}
-        self._declare(_form(place), self.profile.window)
+        self.as_of = profile.as_of
+        self._declare(place, _form(place), self.profile.window)
         self.parts = self._parts()
+        self._log()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.profile.name!r}, window={self.window!r})"
@@ -114,24 +123,25 @@ class ProviderAdapter(HttpAdapter):
 
     # --- its declaration
 
-    def _declare(self, form: KeyFormat, window: Window) -> None:
+    def _declare(self, place: KeyPlace, form: KeyFormat, window: Window) -> None:
         self.key_format = form
+        self.search = place.search if isinstance(place, NoKey) else None
         self.window = window
-        self.pinned = self.profile.name if window is None else f"{self.profile.name} {self._scope}"
+        is_bound = window is not None or self.find is not None
+        self.pinned = f"{self.profile.name} {self._scope}" if is_bound else self.profile.name
         self.replays_errors = "all" if self.profile.stores == "all" else "2xx"
 
     def _parts(self) -> Mapping[str, Adapter]:
         """An adapter for each operation that differs. They share the connections."""
         parts = {}
         for name, operation in self.profile.operations.items():
-            form, window = _form(self.profile.place_of(operation)), self._window_of(name, operation)
-            if self.profile.compares == "nothing" and not isinstance(
-                self.profile.place_of(operation), NoKey | NaturalKey
-            ):
+            place, window = self.profile.place_of(operation), self._window_of(name, operation)
+            form = _form(place)
+            if self.profile.compares == "nothing" and not isinstance(place, NoKey | NaturalKey):
                 form = replace(form, route=f"{operation.method} {operation.path}")
-            if (form, window) != (self.key_format, self.window):
+            if (place, form, window) != (self.profile.key, self.key_format, self.window):
                 part = copy.copy(self)
-                part._declare(form, window)
+                part._declare(place, form, window)
                 parts[name] = part
         return parts
 
@@ -143,6 +153,19 @@ class ProviderAdapter(HttpAdapter):
                 f" window=timedelta(...), a time for which you have its word or your own tests"
             )
         return window
+
+    def _log(self) -> None:
+        """What a user must know at the start: operations without keys, and values that are not this release's."""
+        profile, title = self.profile, self.profile.title
+        keyless = [name for name, each in profile.operations.items() if isinstance(profile.place_of(each), NoKey)]
+        if keyless:
+            follows = "may happen twice" if self.at_least_once else "becomes uncertain, and is not sent again"
+            log.info("%s keeps no keys for %s: an entry in doubt %s", title, ", ".join(keyless), follows)
+        released = import_module("dispatchers.adapters.providers").PROVIDERS.get(profile.name, profile)
+        for name in DATED:
+            given, usual = getattr(profile, name), getattr(released, name)
+            if given != usual:
+                log.info("%s: %s=%s, not %s as of %s", title, name, given, usual, released.as_of)
 
     # --- a send
 

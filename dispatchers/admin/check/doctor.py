@@ -214,6 +214,7 @@ def _settings(connection: Connection, context: Context) -> Iterable[Finding]:
     yield from rules.unreadable(dispatchers)
     yield from rules.settings(dispatchers)
     yield from rules.retention(dispatchers)
+    yield from rules.dates(dispatchers, _now(connection))
 
 
 def _registered(connection: Connection, context: Context) -> Iterable[Finding]:

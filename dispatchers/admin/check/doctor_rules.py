@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, Literal
 
 from dispatchers.admin.read.destinations import DestinationState
@@ -19,6 +19,7 @@ from outbox.sql.server_reports import Holder, TableHealth
 UNCLAIMED = timedelta(minutes=1)
 MAX_NAMED = 5  # names in one finding
 HORIZON_HELD = timedelta(minutes=5)
+MAX_AGE_OF_FACTS = timedelta(days=365)
 CLOCKS_APART = timedelta(seconds=5)  # the default margin
 MAX_DEAD_ROWS = 100_000
 ATTEMPTS_SUMMED = 10_000  # beyond it the wait is the longest one each time, and far beyond any window
@@ -172,6 +173,26 @@ def settings(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
             yield from _lease(each, operation, declared)
             yield from _retries(each, operation, declared)
         yield from _pool(each)
+
+
+def dates(dispatchers: Sequence[DispatcherSeen], now: datetime) -> Iterator[Finding]:
+    """Adapters whose declarations were compared with the service's documentation more than a year ago."""
+    days = {
+        operation: str(day)
+        for each in readable(dispatchers)
+        for operation, declared in each.settings["operations"].items()
+        if (day := declared.get("as_of")) and now.date() - date.fromisoformat(day) > MAX_AGE_OF_FACTS
+    }
+    if days:
+        named = ", ".join(f"{operation} ({day})" for operation, day in sorted(days.items())[:MAX_NAMED])
+        more = f" and {len(days) - MAX_NAMED} more" if len(days) > MAX_NAMED else ""
+        yield Finding(
+            check="dates",
+            severity="notice",
+            text=f"what a service guarantees about keys was last checked more than a year ago: {named}{more}",
+            meaning="the service may have shortened its window since, and may execute a late attempt twice",
+            remedy="read the sources that docs/providers.md lists, give the adapter window=..., or install a newer release",
+        )
 
 
 def _distinct(dispatchers: Sequence[DispatcherSeen]) -> Collection[DispatcherSeen]:

@@ -85,6 +85,16 @@ def failure_fields(operation: str, dispatchers: Collection[DispatcherSeen]) -> f
     return frozenset(set.intersection(*found) if found else ())
 
 
+def search_of(operation: str, dispatchers: Collection[DispatcherSeen]) -> str | None:
+    """Where at the service an operator finds the effect, as a live dispatcher declares it, with `{key}` in it."""
+    for each in live(dispatchers):
+        registered = each.settings.get("operations", {})
+        name = next((name for name in prefixes(operation) if name in registered), None)
+        if name is not None and (search := registered[name].get("search")):
+            return str(search)
+    return None
+
+
 def served_destinations(dispatchers: Collection[DispatcherSeen]) -> set[str]:
     """The destinations that the operations of live dispatchers have by default, also those for which nothing waits."""
     return {operation.partition(".")[0] for each in live(dispatchers) for operation in each.operations}

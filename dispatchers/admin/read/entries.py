@@ -11,10 +11,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, and_, case, func, null, select
 
+from dispatchers.admin.read.dispatchers import search_of
 from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of
 from dispatchers.admin.read.entry_pages import read_places
 from dispatchers.admin.read.plain_values import Place, parsed_or_text
 from dispatchers.errors import EntryNotFound
+from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
@@ -207,6 +209,7 @@ class EntryFacts:
 
     at: the database's clock. deliveries: how often it was claimed.
     key_epoch: the epoch of the key under which it is sent now. The summary's `child_key` is the key of epoch 0.
+    search: of an entry in doubt, where at the service its effect is found, if its adapter declares that.
     """
 
     at: datetime
@@ -224,6 +227,7 @@ class EntryFacts:
     payload_bytes: int | None
     schema_version: int
     events: list[EntryEvent]
+    search: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +277,16 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     events = connection.execute(happened.where(event.c.entry_id == id).order_by(event.c.id))
     texts = {name: getattr(row, name) for name in ("options", "headers", "result")}
     parsed: dict[str, Any] = {name: None if text is None else parsed_or_text(text) for name, text in texts.items()}
-    return EntryDetails(**_summary(row) | parsed, events=[EntryEvent(**event._mapping) for event in events])
+    summary = _summary(row)
+    search = _search(connection, tables, row, summary["child_key"]) if row.maybe_sent else None
+    return EntryDetails(**summary | parsed, events=[EntryEvent(**event._mapping) for event in events], search=search)
+
+
+def _search(connection: Connection, tables: Tables, row: Any, child_key: str | None) -> str | None:
+    """What an operator looks up at the service. A key of a later epoch is not shown, so it is described."""
+    search = search_of(row.operation, read_dispatchers(connection, tables, row.at))
+    key = child_key if row.key_epoch == 0 and child_key else f"the key of epoch {row.key_epoch}"
+    return None if search is None else search.replace("{key}", key)
 
 
 def no_entry(id: UUID | str) -> EntryNotFound:

@@ -183,6 +183,7 @@ BROKEN: list[tuple[Callable[..., Any], str, str, str]] = [
         "its 20 attempts can take 1:57:03, and the service remembers a key",
     ),
     (with_a_keep_for_shorter_windows, "retention", "error", "deletes entries 2 days, 0:00:00 after they settled"),
+    (declaring(as_of="2024-03-04"), "dates", "notice", "last checked more than a year ago: crm (2024-03-04)"),
     (with_a_small_pool, "pool", "warning", "gives 2 connections; 3 may be in use"),
     (claimed_by_no_dispatcher_yet, "running", "notice", "and no dispatcher is live"),
 ]
