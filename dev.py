@@ -15,6 +15,7 @@
     python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
     python3 dev.py api             write the public names and signatures to tests/public_api/ again
+    python3 dev.py providers       write what the profiles state to docs/providers.md again
     python3 dev.py env             only make the environment
     python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
 
@@ -92,6 +93,7 @@ COMMANDS = (
         "check",
         "docs",
         "api",
+        "providers",
         "env",
         "lock",
     ),
@@ -119,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if command not in COMMANDS or (command in ("check", "docs", "api", "env") and rest):
+    if command not in COMMANDS or (command in ("check", "docs", "api", "providers", "env") and rest):
         print(__doc__, file=sys.stderr)
         return 2
     os.chdir(ROOT)
@@ -134,10 +136,10 @@ def main(arguments: Sequence[str]) -> int:
         become_python("-m", "benchmarks", *rest)
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
-    if command in ("simulate", "kills", "galera", "screenshots", "api"):
+    if command in ("simulate", "kills", "galera", "screenshots", "api", "providers"):
         kills = "support.broker_pair" if "--broker" in rest else "support.crash"
         modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
-        modules["api"] = "support.public_api"
+        modules |= {"api": "support.public_api", "providers": "support.provider_page"}
         modules["galera"] = "support.galera_chaos" if "--chaos" in rest else "support.galera_cluster"
         become_python("-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
     if command == "lock":

@@ -44,6 +44,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dispatchers": {
         "dispatchers": (),
         "dispatchers.adapters": (),
+        "dispatchers.adapters.providers": (),
         "dispatchers.adapters.causes": ("nothing_sent",),
         "dispatchers.adapters.http_client.transport": ("NEVER_SENT", "Answer", "Transport"),
         "dispatchers.admin.decide.bulk": (),

@@ -7,22 +7,33 @@
     outbox.enqueue(session, "resend.emails.send", {"from": ..., "to": ..., "subject": ..., "html": ...}, ...)
 
 After the service's name, the operation is one of the profile's, and the payload is the service's own JSON. An id in the URL is
-a member of the payload too: {"payment_id": "pay_1", "amount": 500}.
+a member of the payload too: {"payment_id": "pay_1", "amount": 500}. The other names are the parts of a profile of your own.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
 from dispatchers.adapters.providers.adyen import adyen
+from dispatchers.adapters.providers.auth import Auth, basic, bearer, in_header
 from dispatchers.adapters.providers.braintree import braintree
 from dispatchers.adapters.providers.checkout_com import checkout_com
 from dispatchers.adapters.providers.gocardless import gocardless
 from dispatchers.adapters.providers.hubspot import hubspot
+from dispatchers.adapters.providers.key_places import (
+    BodyField,
+    GraphQLArgument,
+    Header,
+    Mark,
+    NaturalKey,
+    NoKey,
+    QueryField,
+)
 from dispatchers.adapters.providers.klarna import klarna
 from dispatchers.adapters.providers.mailgun import mailgun
 from dispatchers.adapters.providers.modern_treasury import modern_treasury
 from dispatchers.adapters.providers.mollie import mollie
 from dispatchers.adapters.providers.onesignal import onesignal
+from dispatchers.adapters.providers.operations import Delete, Operation, Patch, Post, Put
 from dispatchers.adapters.providers.paypal import paypal
 from dispatchers.adapters.providers.plaid import plaid
 from dispatchers.adapters.providers.postmark import postmark
@@ -32,19 +43,40 @@ from dispatchers.adapters.providers.resend import resend
 from dispatchers.adapters.providers.salesforce import salesforce
 from dispatchers.adapters.providers.sendgrid import sendgrid
 from dispatchers.adapters.providers.shopify import shopify
+from dispatchers.adapters.providers.signals import Duplicate, Signal
 from dispatchers.adapters.providers.slack import slack
 from dispatchers.adapters.providers.square import square
 from dispatchers.adapters.providers.twilio import twilio
 from dispatchers.adapters.providers.wise import wise
+from dispatchers.delivery import KeyFormat
 
 __all__ = [
     "PROVIDERS",
+    "Auth",
+    "BodyField",
+    "Delete",
+    "Duplicate",
+    "GraphQLArgument",
+    "Header",
+    "KeyFormat",
+    "Mark",
+    "NaturalKey",
+    "NoKey",
+    "Operation",
+    "Patch",
+    "Post",
     "Profile",
+    "Put",
+    "QueryField",
+    "Signal",
     "adyen",
+    "basic",
+    "bearer",
     "braintree",
     "checkout_com",
     "gocardless",
     "hubspot",
+    "in_header",
     "klarna",
     "mailgun",
     "modern_treasury",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
@@ -58,7 +58,7 @@ class Operation:
             )
         check_results(self.path, self.result or ())
 
-    @cached_property
+    @property
     def placeholders(self) -> tuple[str, ...]:
         return tuple(PLACEHOLDER.findall(self.path))
 

@@ -1,0 +1,22 @@
+"""docs/providers.md says what the profiles state."""
+
+import re
+
+from support.provider_page import PAGE, generated
+
+from dispatchers.adapters.providers import PROVIDERS
+
+
+def test_the_page_is_generated_from_the_profiles() -> None:
+    page = PAGE.read_text()
+
+    assert page.endswith(generated()), "run `python3 dev.py providers`"
+
+
+def test_the_page_names_every_operation_and_source() -> None:
+    page = PAGE.read_text()
+
+    operations = {f"{profile.name}.{name}" for profile in PROVIDERS.values() for name in profile.operations}
+    sources = {source for profile in PROVIDERS.values() for source in profile.sources}
+    assert operations <= {*re.findall(r"^\| `([\w.]+)` \|", page, re.M)}
+    assert sources <= {*re.findall(r"<(https://[^>]+)>", page)}
