@@ -174,25 +174,25 @@ class FakeProvider:
         fault = self._forced.popleft() if self._forced else self.faults.draw(self._random)
         if fault is ServiceFault.RATE_LIMIT:
             seconds = str(max(1, round(self.faults.retry_after.total_seconds())))
-            return self._answer(None, None, Reply(429, {"error": "rate_limit"}, {"Retry-After": seconds}))
+            return self._answer(None, None, Reply(429, self._error("rate_limit"), {"Retry-After": seconds}))
         if fault is ServiceFault.UNAVAILABLE:
-            return self._answer(None, None, Reply(503, {"error": "unavailable"}))
+            return self._answer(None, None, Reply(503, self._error("unavailable")))
         if fault is ServiceFault.LOSE_REQUEST:
             return self._answer(None, None, Reply(503, lost="reset"))
         route = self._route(request)
         if route is None:
-            return self._answer(None, None, Reply(404, {"error": "no such route"}))
+            return self._answer(None, None, Reply(404, self._error("no such route")))
         name, operation = route
         if any(not request.headers.get(auth.header.lower()) for auth in self.profile.auths):
-            return self._answer(name, None, Reply(401, {"error": "unauthorized"}))
+            return self._answer(name, None, Reply(401, self._error("unauthorized")))
         try:
             payload = _payload(request)
         except ValueError:
-            return self._answer(name, None, Reply(400, {"error": "malformed"}))
+            return self._answer(name, None, Reply(400, self._error("malformed")))
         place = self.profile.place_of(operation)
         key = _key_of(place, request, payload)
         if key is not None and (problem := _problem_of(key, place)):
-            return self._answer(name, key, Reply(400, {"error": problem}))
+            return self._answer(name, key, Reply(400, self._error(problem)))
         return self._begun(name, operation, key, payload, request, fault)
 
     def _begun(
@@ -226,7 +226,7 @@ class FakeProvider:
             case Refusal():
                 reply = Reply(fault.status, fault.body)
             case ServiceFault.FAIL_BEFORE | ServiceFault.FAIL_AFTER:
-                reply = Reply(500, {"error": "internal"})
+                reply = Reply(500, self._error("internal"))
             case _:
                 reply = Reply(execution.operation.success, self._success(execution.operation, id))
         if reply.status < 300 or fault is ServiceFault.FAIL_AFTER:
@@ -289,7 +289,9 @@ class FakeProvider:
         """Store the answer; forget the key of an error that the service does not store."""
         if place is None or place not in self._keys:
             return
-        if reply.status >= 300 and self.profile.stores != "all":
+        profile = self.profile
+        keeps_errors = profile.stores == "all" or (profile.duplicate is not None and profile.duplicate.after_errors)
+        if reply.status >= 300 and not keeps_errors:
             del self._keys[place]
             return
         remembered = self._keys[place]
@@ -302,6 +304,10 @@ class FakeProvider:
         if duplicate.id is not None:
             _fill(reply.body, duplicate.id, id)
         return reply
+
+    def _error(self, text: str) -> Any:
+        """The body of an error that no signal describes."""
+        return None if self.profile.error_answer is not None else {"error": text}
 
     def _success(self, operation: Operation, id: str) -> Any:
         """The JSON of a success: the operation's example, or its results."""
@@ -322,6 +328,8 @@ class FakeProvider:
         *,
         replayed: bool = False,
     ) -> Reply:
+        if reply.status >= 400 and self.profile.error_answer is not None:
+            reply = replace(reply, body=_completed(reply.body, _with_status(self.profile.error_answer, reply.status)))
         if fault is ServiceFault.LOSE_RESPONSE:
             reply = replace(reply, lost="closed")
         elif fault is ServiceFault.CUT_OFF:
@@ -391,6 +399,23 @@ def _reply_of(signal: Signal) -> Reply:
     """An answer that has the signal."""
     body = None if signal.body is None else json.loads(json.dumps(signal.body).replace(f'"{ANY}":', '"any":'))
     return Reply(signal.status or 409, body, signal.headers)
+
+
+def _with_status(example: Any, status: int) -> Any:
+    return json.loads(json.dumps(example).replace('"{status}"', str(status)))
+
+
+def _completed(body: Any, example: Any) -> Any:
+    """The body with the members of the example that it lacks."""
+    match body, example:
+        case None, _:
+            return example
+        case dict(), dict():
+            return {**example, **{name: _completed(value, example.get(name)) for name, value in body.items()}}
+        case list(), [first, *_]:
+            return [_completed(item, first) for item in body]
+        case _:
+            return body
 
 
 def _fill(body: Any, path: str, id: str) -> None:

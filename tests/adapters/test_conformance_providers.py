@@ -61,7 +61,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     is_keyed = not isinstance(place, NoKey | NaturalKey)
     stores: Any = draw(st.sampled_from(["all", "2xx", "success", "current_state", "duplicate_refused"]))
     stores = stores if is_keyed else "nothing"
-    duplicate = Duplicate(Signal(418, body={"code": "done"}), draw(st.sampled_from([None, "links.id"])))
+    duplicate = Duplicate(
+        Signal(418, body={"code": "done"}), draw(st.sampled_from([None, "links.id"])), after_errors=draw(st.booleans())
+    )
     in_flight = draw(SIGNALS)
     return Profile(
         name="any",

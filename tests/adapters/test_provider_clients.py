@@ -19,6 +19,7 @@ from dispatchers.adapters.providers import PROVIDERS
 from dispatchers.adapters.providers.key_places import BodyField
 from dispatchers.testing.conformance_frame import ENTRY
 from dispatchers.testing.provider_service import RunningProvider, service_of
+from dispatchers.testing.service_faults import ServiceFault
 
 Ask = Callable[[str, str | None, int], str]
 """Asks the service at a URL for one effect, under a key, for an amount. Returns the id of what was made."""
@@ -117,6 +118,18 @@ KEYLESS: dict[str, tuple[str, Ask]] = {
     "slack": ("chat.post_message", by_slack),
 }
 
+ERRORS = {  # what each client raises for an error of the service
+    "adyen": "AdyenAPICommunicationError",
+    "gocardless": "GoCardlessInternalError",
+    "modern_treasury": "InternalServerError",
+    "mollie": "ResponseError",
+    "postmark": "ClientError",
+    "resend": "ApplicationError",
+    "sendgrid": "InternalServerError",
+    "slack": "SlackApiError",
+    "square": "ApiError",
+}
+
 
 @pytest.mark.parametrize("name", KEYED)
 def test_a_client_that_asks_twice_under_one_key_has_one_effect(name: str) -> None:
@@ -142,7 +155,8 @@ def test_what_a_client_sent_is_known_to_our_adapter(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sign"), [("resend", "invalid_idempotent_request"), ("square", "IDEMPOTENCY_KEY_REUSED")]
+    ("name", "sign"),
+    [("mollie", "400"), ("resend", "invalid_idempotent_request"), ("square", "IDEMPOTENCY_KEY_REUSED")],
 )
 def test_a_client_reads_that_the_key_has_another_request(name: str, sign: str) -> None:
     (_, ask), key = KEYED[name], str(uuid4())
@@ -165,7 +179,8 @@ def test_modern_treasury_gives_another_request_the_first_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sign"), [("adyen", "704"), ("modern_treasury", "409"), ("resend", "concurrent_idempotent_requests")]
+    ("name", "sign"),
+    [("adyen", "704"), ("modern_treasury", "409"), ("mollie", "409"), ("resend", "concurrent_idempotent_requests")],
 )
 def test_a_client_reads_that_its_key_is_in_use(name: str, sign: str) -> None:
     (_, ask), key = KEYED[name], str(uuid4())
@@ -188,6 +203,17 @@ def test_a_client_without_our_key_makes_up_one_at_each_call(name: str) -> None:
         ids = [ask(service.url, None, 5) for _ in range(2)]
 
         assert len({*ids}) == len({effect.key for effect in service.fake.effects}) == 2
+
+
+@pytest.mark.parametrize(("name", "error"), ERRORS.items())
+def test_a_client_reads_an_error_of_the_service(name: str, error: str) -> None:
+    _, ask = (KEYED | KEYLESS)[name]
+    with service_of(PROVIDERS[name]) as service:
+        service.fake.force(ServiceFault.FAIL_BEFORE)
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # each client has its own class
+            ask(service.url, str(uuid4()), 5)
+
+        assert type(caught.value).__name__ == error
 
 
 @pytest.mark.parametrize("name", KEYLESS)

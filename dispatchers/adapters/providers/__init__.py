@@ -16,6 +16,7 @@ from typing import Final
 from dispatchers.adapters.providers.adyen import adyen
 from dispatchers.adapters.providers.auth import Auth, basic, bearer, in_header
 from dispatchers.adapters.providers.braintree import braintree
+from dispatchers.adapters.providers.brevo import brevo
 from dispatchers.adapters.providers.checkout_com import checkout_com
 from dispatchers.adapters.providers.gocardless import gocardless
 from dispatchers.adapters.providers.hubspot import hubspot
@@ -73,6 +74,7 @@ __all__ = [
     "basic",
     "bearer",
     "braintree",
+    "brevo",
     "checkout_com",
     "gocardless",
     "hubspot",
@@ -101,6 +103,7 @@ PROVIDERS: Final[Mapping[str, Profile]] = {
     for each in (
         adyen,
         braintree,
+        brevo,
         checkout_com,
         gocardless,
         hubspot,

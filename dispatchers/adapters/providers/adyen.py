@@ -42,6 +42,7 @@ adyen = Profile(
     errors=((Signal(None, headers={"transient-error": "true"}), "deferred"),),
     result=("pspReference", "resultCode", "status"),
     error=("errorCode", "errorType"),
+    error_answer={"status": "{status}", "errorCode": "000", "message": "An error", "errorType": "internal"},
     notes=(
         "Keys belong to the company account, and each region knows its own.",
         "Adyen remembers a key for 7 to 14 days.",

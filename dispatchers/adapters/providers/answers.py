@@ -9,7 +9,7 @@ from dispatchers.adapters.http_client.transport import Answer
 from dispatchers.adapters.providers.json_paths import found
 from dispatchers.adapters.providers.operations import Operation
 from dispatchers.adapters.providers.profile import Profile
-from dispatchers.adapters.providers.signals import UNREADABLE, Signal, parsed
+from dispatchers.adapters.providers.signals import UNREADABLE, Duplicate, Signal, parsed
 from dispatchers.adapters.retry_after import retry_after
 from dispatchers.delivery import Delivered, InProgress, KeyConflict, Outcome, Unknown
 
@@ -26,8 +26,7 @@ def outcome_by(profile: Profile, operation: Operation, answer: Answer) -> Outcom
         return signal is not None and signal.is_in(answer.status, answer.headers, body)
 
     if profile.duplicate is not None and has(profile.duplicate.signal):
-        path = profile.duplicate.id
-        return Delivered({"id": path and _first(_kept(found(body, path)))}, replayed=True)
+        return _outcome_of_duplicate(profile.duplicate, answer.status, body)
     if has(profile.in_flight):
         return InProgress(retry_after(answer.headers))
     error = {path: word for path in profile.error if (word := _word(found(body, path))) is not None}
@@ -45,6 +44,12 @@ def outcome_by(profile: Profile, operation: Operation, answer: Answer) -> Outcom
         errors_are_stored=profile.stores == "all",
         error=error,
     )
+
+
+def _outcome_of_duplicate(duplicate: Duplicate, status: int, body: Any) -> Outcome:
+    if duplicate.after_errors:
+        return Unknown(f"HTTP {status}: the service knows this key, but not whether it succeeded", final=True)
+    return Delivered({"id": duplicate.id and _first(_kept(found(body, duplicate.id)))}, replayed=True)
 
 
 def is_repeated(profile: Profile, answer: Answer) -> bool:

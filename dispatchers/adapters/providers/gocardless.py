@@ -49,6 +49,14 @@ gocardless = Profile(
         )
     },
     error=("error.type", "error.errors[].reason"),
+    error_answer={
+        "error": {
+            "code": "{status}",
+            "type": "gocardless",
+            "message": "An error",
+            "errors": [{"reason": "internal_server_error", "message": "An error"}],
+        }
+    },
     notes=(
         "GoCardless documents keys for creations only, so actions such as a cancellation are not here.",
         "A duplicate's id is that of the first request's resource; whether both requests were alike is not checked.",

@@ -43,5 +43,6 @@ modern_treasury = Profile(
     },
     result=("id",),
     error=("errors.code", "errors.parameter"),
+    error_answer={"errors": {"code": "error", "message": "An error", "parameter": None}},
     notes=("A key is known for every path: a different request under it gets the first one's answer.",),
 )

@@ -43,5 +43,6 @@ mollie = Profile(
     },
     result=("id", "status"),
     error=("field",),
+    error_answer={"status": "{status}", "title": "Error", "detail": "An error"},
     notes=("A key is also bound to its path.",),
 )

@@ -58,6 +58,12 @@ plaid = Profile(
         ),
     },
     error=("error_type", "error_code"),
+    error_answer={
+        "error_type": "API_ERROR",
+        "error_code": "INTERNAL_SERVER_ERROR",
+        "error_message": "An error",
+        "request_id": "1",
+    },
     notes=(
         "Plaid publishes no window for refunds and recurring transfers.",
         "After a lost answer of wallet.transaction.execute wait a minute: give a retry=... that begins with it.",

@@ -30,4 +30,5 @@ postmark = Profile(
     },
     result=("MessageID",),
     error=("ErrorCode",),
+    error_answer={"ErrorCode": 100, "Message": "An error"},
 )

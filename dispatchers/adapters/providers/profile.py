@@ -48,6 +48,8 @@ class Profile:
     errors: what other answers mean if it differs from HTTP's table; the first that fits counts.
     result: the members of a success that are stored, such as ("id",). error: the members of an error that name it, such as its
         code, and are never the customer's.
+    error_answer: an example of an error's JSON, with "{status}" where its status is a number. It is for the fake: the members
+        that an answer of its own lacks are added, because the service's clients read them.
     notes: what a user must know, one sentence each.
     Raises `ConfigurationError` for values that do not fit together.
     """
@@ -73,6 +75,7 @@ class Profile:
     errors: tuple[tuple[Signal, Meaning], ...] = ()
     result: tuple[str, ...] = ()
     error: tuple[str, ...] = ()
+    error_answer: Any = field(default=None, hash=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -32,5 +32,6 @@ resend = Profile(
     },
     result=("id",),
     error=("name",),
+    error_answer={"statusCode": "{status}", "name": "application_error", "message": "An error"},
     notes=("A key is known for one method and path.",),
 )

@@ -24,4 +24,5 @@ sendgrid = Profile(
     stores="nothing",
     operations={"mail.send": Post("/mail/send", success=202)},
     error=("errors[].field",),
+    error_answer={"errors": [{"message": "An error", "field": None, "help": None}]},
 )

@@ -40,13 +40,15 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The answer of a service that refuses a key which it has executed: this means delivered.
+    """The answer of a service that refuses a key which it has executed: this means delivered, except `after_errors`.
 
     signal: how the answer is known. id: the path of the existing object's id in its JSON; None if the answer does not name it.
+    after_errors: the service refuses the key after an error too, so the refusal proves no delivery.
     """
 
     signal: Signal
     id: str | None = None
+    after_errors: bool = False
 
     def __post_init__(self) -> None:
         if self.id is not None and not PATH.fullmatch(self.id):

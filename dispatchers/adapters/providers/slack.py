@@ -46,5 +46,6 @@ slack = Profile(
     ),
     result=("ts", "channel", "scheduled_message_id"),
     error=("error",),
+    error_answer={"ok": False, "error": "an_error"},
     notes=("slack_sdk sends again by itself when a connection breaks; this adapter does not.",),
 )

@@ -47,5 +47,6 @@ square = Profile(
         "subscriptions.create": created("/v2/subscriptions", "subscription"),
     },
     error=("errors[].code", "errors[].category"),
+    error_answer={"errors": [{"category": "API_ERROR", "code": "INTERNAL_SERVER_ERROR", "detail": "An error"}]},
     notes=("Square publishes no time for which it remembers a key (its staff, October 2026).",),
 )

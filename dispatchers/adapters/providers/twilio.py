@@ -24,4 +24,5 @@ twilio = Profile(
     },
     result=("sid", "status"),
     error=("code",),
+    error_answer={"code": 20500, "message": "An error", "more_info": "", "status": "{status}"},
 )
