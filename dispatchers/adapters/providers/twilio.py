@@ -25,4 +25,5 @@ twilio = Profile(
     result=("sid", "status"),
     error=("code",),
     error_answer={"code": 20500, "message": "An error", "more_info": "", "status": "{status}"},
+    notes=("Twilio's newer APIs (Conversations v2, Voice v3) take an Idempotency-Key; these two do not.",),
 )
