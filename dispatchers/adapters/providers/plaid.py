@@ -26,39 +26,40 @@ plaid = Profile(
             "/transfer/authorization/create",
             window=timedelta(hours=48),
             result=("authorization.id", "authorization.decision"),
-            answer={"authorization": {"id": "{id}", "decision": "approved"}},
+            answer={"request_id": "1", "authorization": {"id": "{id}", "decision": "approved"}},
         ),
         "transfer.create": Post(
             "/transfer/create",
             key=NaturalKey("authorization_id: there is one transfer for each authorization"),
             result=("transfer.id", "transfer.status"),
-            answer={"transfer": {"id": "{id}", "status": "pending"}},
+            answer={"request_id": "1", "transfer": {"id": "{id}", "status": "pending"}},
         ),
         "transfer.refund.create": Post(
-            "/transfer/refund/create", result=("refund.id",), answer={"refund": {"id": "{id}"}}
+            "/transfer/refund/create", result=("refund.id",), answer={"request_id": "1", "refund": {"id": "{id}"}}
         ),
         "transfer.recurring.create": Post(
             "/transfer/recurring/create",
             result=("recurring_transfer.recurring_transfer_id",),
-            answer={"recurring_transfer": {"recurring_transfer_id": "{id}"}},
+            answer={"request_id": "1", "recurring_transfer": {"recurring_transfer_id": "{id}"}},
         ),
         "payment_initiation.consent.payment.execute": Post(
             "/payment_initiation/consent/payment/execute",
             key=PAYMENTS,
             window=timedelta(hours=48),
             result=("payment_id", "status"),
-            answer={"payment_id": "{id}", "status": "PAYMENT_STATUS_INITIATED"},
+            answer={"request_id": "1", "payment_id": "{id}", "status": "PAYMENT_STATUS_INITIATED"},
         ),
         "wallet.transaction.execute": Post(
             "/wallet/transaction/execute",
             key=PAYMENTS,
             window=timedelta(hours=24),
             result=("transaction_id", "status"),
-            answer={"transaction_id": "{id}", "status": "INITIATED"},
+            answer={"request_id": "1", "transaction_id": "{id}", "status": "INITIATED"},
         ),
     },
     error=("error_type", "error_code"),
     error_answer={
+        "request_id": "1",
         "error_type": "API_ERROR",
         "error_code": "INTERNAL_SERVER_ERROR",
         "error_message": "An error",
