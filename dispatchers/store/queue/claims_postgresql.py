@@ -11,7 +11,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store.app_code.callback_registry import summary_sql
+from dispatchers.store.app_code.callback_registry import summary, summary_sql
 from dispatchers.store.connections.guards import GUARDS, Guards, guard, guarding
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.queue.claimed_row import claimed_entry
@@ -111,7 +111,7 @@ def _lease(
     wanted = request.quotas
     found = execute(
         connection,
-        _claim_statement(tables, request.completions, len(request.forms), due),
+        _claim_statement(tables, request.completions, _words(request.forms), due),
         {
             "names": [quota.destination for quota in wanted],
             "due_from": [quota.due_from for quota in wanted],
@@ -121,9 +121,9 @@ def _lease(
             "token": request.token,
             "lease": request.lease,
             "seen": request.seen,
-            "called": sorted(request.callbacks),
+            "called": summary(request.callbacks),
         }
-        | _form_parameters(request.forms)
+        | ({"forms": json.dumps(dict(request.forms))} if request.forms else {})
         | _unserved_parameters(request)
         | ({} if request.only is None else {"only": list(request.only)})
         | given,
@@ -222,7 +222,7 @@ _COMPLETION = """e.record_id, CASE WHEN e.record_id IS NOT NULL
 
 
 # An entry that waits for a callback is claimed only by a process that has this callback.
-_CALLED_HERE = "(c.callback IS NULL OR c.callback = ANY (CAST(:called AS text[])))"
+_CALLED_HERE = "(c.callback IS NULL OR c.callback = ANY (string_to_array(CAST(:called AS text), ',')))"
 
 _OLDEST = """{quotas} CROSS JOIN LATERAL (
                 SELECT c.id FROM {{queue}} AS c
@@ -279,7 +279,7 @@ def _only(request: ClaimRequest) -> str:
 
 
 @lru_cache(MAX_STATEMENTS)
-def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) -> TextClause:
+def _claim_statement(tables: Tables, completions: bool, words: tuple[int, ...], due: str) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -315,25 +315,22 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
             (SELECT s.state FROM {settlement} AS s WHERE s.id = q.id) AS ended, q.outcome, e.options, e.headers
         """.format(
             completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
-            form=_form(forms),
+            form=_form(words),
             due=due.format(**_quoted(tables)),
             **_quoted(tables),
         )
     )
 
 
-def _form(forms: int) -> str:
-    """The form of the first matching prefix. forms: the number of prefixes. A subquery would run once for each entry."""
-    fitting = (f"WHEN starts_with(e.operation || '.', :prefix_{n}) THEN CAST(:form_{n} AS text)" for n in range(forms))
-    return f"CASE {' '.join(fitting)} END" if forms else "NULL"
+def _form(words: Sequence[int]) -> str:
+    """The form of the longest prefix with so many words that is registered. A subquery would run once for each entry."""
+    prefixes = (f"array_to_string((string_to_array(e.operation, '.'))[1:{count}], '.')" for count in words)
+    return f"COALESCE({', '.join(f'CAST(:forms AS jsonb) ->> {prefix}' for prefix in prefixes)})" if words else "NULL"
 
 
-def _form_parameters(forms: Mapping[str, str]) -> dict[str, str]:
-    """The longest prefix comes first, so it wins."""
-    parameters: dict[str, str] = {}
-    for n, prefix in enumerate(sorted(forms, key=len, reverse=True)):
-        parameters |= {f"prefix_{n}": f"{prefix}.", f"form_{n}": forms[prefix]}
-    return parameters
+def _words(forms: Mapping[str, str]) -> tuple[int, ...]:
+    """How many words the prefixes have, the most first."""
+    return tuple(sorted({prefix.count(".") + 1 for prefix in forms}, reverse=True))
 
 
 @lru_cache(MAX_STATEMENTS)

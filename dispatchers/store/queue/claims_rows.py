@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
+from dispatchers.names import prefixes
 from dispatchers.store.app_code import callback_registry
 from dispatchers.store.connections.guards import GUARDS, Guards
 from dispatchers.store.queue import rows_mariadb, rows_plain
@@ -156,8 +157,7 @@ def _new_lease(row: LockedRow, request: ClaimRequest) -> Lease:
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
-    serving = [prefix for prefix in forms if f"{operation}.".startswith(f"{prefix}.")]
-    return forms[max(serving, key=len)] if serving else None
+    return next((forms[prefix] for prefix in prefixes(operation) if prefix in forms), None)
 
 
 def settle(
