@@ -3,8 +3,9 @@
 A process with another name, or with another secret for a key id, does not start. Nothing here shows a secret.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Column, Connection, Subquery, delete, select
 
@@ -137,13 +138,11 @@ def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> 
     tag of an unsettled entry was derived.
     """
     missing = require_secrets(connection, tables, keyring)
-    for name in missing:
-        _require_derived(connection, tables, keyring, name)
     if missing:
-        recording = dialect_of(connection).insert_unless_present(tables.kid)
-        for name in missing:
-            values = {"kid": name, "secret_check": secret_check(keyring, name), "recorded_at": clock()}
-            connection.execute(recording.values(values))
+        _require_derived(connection, tables, keyring, missing)
+        now = clock()
+        rows = [{"kid": kid, "secret_check": secret_check(keyring, kid), "recorded_at": now} for kid in sorted(missing)]
+        connection.execute(dialect_of(connection).insert_unless_present(tables.kid).values(rows))
         require_secrets(connection, tables, keyring)  # another process may have recorded its value at the same time
 
 
@@ -152,24 +151,31 @@ def forget_secret(connection: Connection, tables: Tables, kid: str) -> bool:
     return connection.execute(delete(tables.kid).where(tables.kid.c.kid == kid)).rowcount > 0
 
 
-def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, kid: str) -> None:
-    """Raise unless the tag of at least one sampled entry was derived from this secret: single rows may be malformed."""
+def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, kids: Collection[str]) -> None:
+    """Raise unless, of each kid with sampled entries, one has the tag of this secret: single rows may be malformed."""
     read_by_index(connection)
+    among = dialect_of(connection).among
     entry, some = tables.entry, _some_entries(tables, tables.entry.c.kid)
-    few = connection.execute(select(some.c.id).where(some.c.kid == kid).limit(MAX_COMPARED)).scalars().all()
-    different = None
-    for row in connection.execute(select(entry).where(entry.c.id.in_(few))):
+    sampled: dict[str, list[UUID]] = {}
+    for id, kid in connection.execute(select(some.c.id, some.c.kid).where(some.c.kid.in_(kids))):
+        sampled.setdefault(kid, []).append(id)
+    few = [id for ids in sampled.values() for id in ids[:MAX_COMPARED]]
+    different: dict[str, UUID] = {}
+    derived: set[str] = set()
+    columns = ("id", "kid", "tag", "env", "parent", "scope", "source", "operation", "discriminator")
+    for row in connection.execute(select(*(entry.c[name] for name in columns)).where(among(entry.c.id, few))):
         try:
             fields = key_fields(
                 row.env, ParentKey(row.parent, scope=row.scope, source=row.source), row.operation, row.discriminator
             )
         except InvalidValue:  # the row was written by other software, so it proves nothing about the secret
             continue
-        if derive_tag(keyring, kid, fields) == bytes(row.tag):
-            return
-        different = row.id
-    if different is not None:
-        raise _other_secret(kid, f"differs from the one under which the app enqueued entry {different}")
+        if derive_tag(keyring, row.kid, fields) == bytes(row.tag):
+            derived.add(row.kid)
+        else:
+            different[row.kid] = row.id
+    for kid in sorted(different.keys() - derived):
+        raise _other_secret(kid, f"differs from the one under which the app enqueued entry {different[kid]}")
 
 
 def _other_secret(kid: str, what: str) -> ConfigurationError:

@@ -27,10 +27,10 @@ def register(connection: Connection, tables: Tables, names: Collection[str]) -> 
     """Record these callbacks of a dispatcher that starts; returns all recorded callbacks."""
     callback = tables.callback
     now = clock()
-    for name in sorted(names):  # in one order, so that two dispatchers that start together do not deadlock
-        dialect_of(connection).upsert(
-            connection, callback, [{"name": name, "recorded_at": now, "started_at": now}], kept=["recorded_at"]
-        )
+    # In one order, so that two dispatchers that start together do not deadlock.
+    rows = [{"name": name, "recorded_at": now, "started_at": now} for name in sorted(names)]
+    if rows:
+        dialect_of(connection).upsert(connection, callback, rows, kept=["recorded_at"])
     _release_unserved_callbacks(connection, tables)
     return read(connection, tables)
 
@@ -55,7 +55,8 @@ def take_over(connection: Connection, tables: Tables, names: Collection[str]) ->
     """Make the entries due that wait for one of these callbacks; returns how many."""
     read_by_index(connection)
     queue = tables.queue
-    waits = queue.c.callback.in_(sorted(names)), queue.c.lease_token.is_(None), queue.c.due_at > clock()
+    of_these = dialect_of(connection).among(queue.c.callback, sorted(names))
+    waits = of_these, queue.c.lease_token.is_(None), queue.c.due_at > clock()
     waiting = select(queue.c.id).where(*waits).limit(MAX_TAKE_OVER).with_for_update(skip_locked=True)
     ids = connection.execute(waiting).scalars().all()
     if ids:
