@@ -4,7 +4,7 @@ PROGRAM install          create its tables in the database that PGHOST, PGPORT, 
 PROGRAM fill COUNT       enqueue so many jobs that do nothing
 PROGRAM drain STEP       work; print the process's id when the first job begins, and then at each STEP-th, until terminated
 PROGRAM work             print "start NUMBER SECONDS" when a job begins, until terminated
-PROGRAM produce COUNT FIRST   now and then enqueue a job; print "commit NUMBER SECONDS" after each commit
+PROGRAM produce COUNT FIRST LEAST MOST   enqueue a job every LEAST to MOST milliseconds; print "commit NUMBER SECONDS" after each
 """
 
 import os

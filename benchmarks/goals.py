@@ -48,6 +48,11 @@ def _latency() -> Iterator[Goal]:
         for metric, most in (("p50_ms", 3), ("p99_ms", 15)):
             yield Goal("latency", side, metric, most=most)
             yield Goal("latency", side, metric, "PGQueuer", most=1)
+    for side in ("psycopg", "asyncpg"):
+        for metric, times in (("client_us", 1.2), ("server_us", 1.2), ("p50_ms", 1), ("p99_ms", 1)):
+            yield Goal("latency", side, metric, "PGQueuer", most=times, case="trickle")
+        yield Goal("latency", side, "p50_ms", most=2.5, case="trickle")
+        yield Goal("latency", side, "p99_ms", most=10, case="trickle")
     yield Goal("latency", "with hints", "per_second", "without hints", least=0.97, case="cost of hints")
 
 

@@ -4,8 +4,8 @@
 and a fourth argument of `drain` are the URL of a NATS server and a stream, to which it publishes each job. With `answered` as
 the third one, the adapter publishes nothing, but each send waits for a turn of the event loop and has a result like a message's.
 `write STEP ENTRIES` commits transactions of so many entries until terminated, and prints the process's id before each STEP-th.
-`both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the pages of
-the dashboard, until terminated.
+`both COUNT FIRST LEAST MOST` is `work` and `produce` in one process; `retain` deletes what is old enough, and `poll` reads the
+pages of the dashboard, until terminated.
 """
 
 import asyncio
@@ -175,21 +175,21 @@ def work(driver: str = "psycopg") -> None:
     Dispatcher(engine, outbox=BENCH, include=[noop(started)]).run()
 
 
-def produce(count: int, first: int) -> None:
+def produce(count: int, first: int, least: int, most: int) -> None:
     engine = sa.create_engine(URL)
     for number in range(first, first + count):
         with Session(engine) as session, session.begin():
             BENCH.enqueue(session, "noop.send", {"number": number}, parent=f"n:{number}")
         print(f"commit {number} {time.monotonic()}\n", end="", flush=True)
-        time.sleep(random.uniform(0.03, 0.12))
+        time.sleep(random.uniform(least, most) / 1000)
 
 
-async def both(count: int, first: int) -> None:
+async def both(count: int, first: int, least: int, most: int) -> None:
     stopping = asyncio.Event()
     work = DispatcherWork(sa.create_engine(URL), outbox=BENCH, include=[noop(started)])
     working = asyncio.create_task(work.pump(stopping))
     await asyncio.sleep(SETTLING_SECONDS)
-    await asyncio.to_thread(produce, count, first)
+    await asyncio.to_thread(produce, count, first, least, most)
     await asyncio.sleep(SETTLING_SECONDS)
     stopping.set()
     await working
@@ -209,7 +209,7 @@ if __name__ == "__main__":
         case "work":
             work(*rest)
         case "produce":
-            produce(int(rest[0]), int(rest[1]))
+            produce(*map(int, rest))
         case "retain":
             asyncio.run(retain())
         case "poll":
@@ -218,4 +218,4 @@ if __name__ == "__main__":
             asyncio.run(poll(URL))
         case "both":
             with tuned_interpreter():
-                asyncio.run(both(int(rest[0]), int(rest[1])))
+                asyncio.run(both(*map(int, rest)))

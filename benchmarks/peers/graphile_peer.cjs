@@ -38,11 +38,11 @@ async function drain(step) {
   }, batched);
 }
 
-async function produce(count, first) {
+async function produce(count, first, least, most) {
   for (let number = first; number < first + count; number++) {
     await pgPool.query("SELECT graphile_worker.add_job('noop', json_build_object('number', $1::int))", [number]);
     print(`commit ${number} ${seconds()}`);
-    await pause(30 + Math.random() * 90);
+    await pause(least + Math.random() * (most - least));
   }
 }
 

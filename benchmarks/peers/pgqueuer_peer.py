@@ -63,14 +63,14 @@ async def work() -> None:
     )
 
 
-async def produce(count: int, first: int) -> None:
+async def produce(count: int, first: int, least: int, most: int) -> None:
     connection = await asyncpg.connect()
     queries = Queries(AsyncpgDriver(connection))
     for number in range(first, first + count):
         async with connection.transaction():
             await queries.enqueue("noop", str(number).encode())
         print(f"commit {number} {time.monotonic()}\n", end="", flush=True)
-        await asyncio.sleep(random.uniform(0.03, 0.12))
+        await asyncio.sleep(random.uniform(least, most) / 1000)
 
 
 if __name__ == "__main__":

@@ -69,11 +69,11 @@ async def work() -> None:
     await app.run_worker_async(concurrency=LATENCY_CONCURRENCY, delete_jobs="always")
 
 
-async def produce(count: int, first: int) -> None:
+async def produce(count: int, first: int, least: int, most: int) -> None:
     for number in range(first, first + count):
         await task.defer_async(number=number)
         print(f"commit {number} {time.monotonic()}\n", end="", flush=True)
-        await asyncio.sleep(random.uniform(0.03, 0.12))
+        await asyncio.sleep(random.uniform(least, most) / 1000)
 
 
 async def main(command: str, *arguments: int) -> None:
