@@ -32,6 +32,8 @@ def read(data: bytes) -> tuple[str, str, Headers, bytes] | None:
 
 
 @given(methods, words, headers, headers, st.binary(max_size=20))
+@example("POST", "/x?a=1", [("X-A", "1"), ("Cookie", "a=b")], [("Proxy-Authorization", "Basic x")], b"{}")
+@example("DELETE", "/x", [], [], b"")
 @example("POST", "/x", [("X-A", "1\r\nX-B: 2")], [], b"")
 @example("POST", "/x", [("X-A", "1\r\n\r\nPOST /y HTTP/1.1")], [], b"")
 @example("POST", "/x", [("X-A\r\nX-B", "2")], [], b"")
