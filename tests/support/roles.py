@@ -1,6 +1,7 @@
 """What a role of the database must be able to do, on each kind of database that has roles."""
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -10,10 +11,13 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.entries import list_entries, read_entry
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.admin.read.overview import read_overview
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox.errors import InvalidValue
 from outbox.sql.errors.driver import sqlstate
-from support.database import TABLES, Database
+from support.database import PAYLOAD, REQUEST, TABLES, Database
 from support.entries import put, run_once
+from support.retention import elapse
 
 As = Callable[[str], Database]
 """The database as one of the roles: `as_role("app")`."""
@@ -36,6 +40,22 @@ def the_dashboard_shows_entries_without_their_contents(as_role: As, ob: outbox.O
     assert overview.unserved is None  # unknown, and not none
     assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
     assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
+
+
+def the_retention_runs_with_the_rights_of_maintenance(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
+    app = as_role("app")
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
+        ob.enqueue(session, "crm.upsert", PAYLOAD)
+        claim.respond(201)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    elapse(owners, timedelta(days=40))
+    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), max_rows=100)
+
+    for step in STEPS.values():
+        with as_role("maintenance").engine.begin() as connection:
+            step(connection, TABLES, scan)
+
+    assert [owners.records, owners.entries, owners.rows(TABLES.settlement)] == [[], [], []]
 
 
 def refused(database: Database, statement: str) -> bool:

@@ -2,24 +2,26 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.database import PAYLOAD, REQUEST, TABLES, Database
+from support.database import TABLES, Database
 from support.entries import dispatcher, put, run_once, states
 from support.migrations import ODD, run_script
 from support.migrations import Database as Blank
-from support.roles import As, refused, the_dashboard_shows_entries_without_their_contents
+from support.roles import (
+    As,
+    refused,
+    the_dashboard_shows_entries_without_their_contents,
+    the_retention_runs_with_the_rights_of_maintenance,
+)
 
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.check.doctor import Context, diagnose
 from dispatchers.admin.read.overview import read_overview
-from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.sql.schema.identifiers import quoted
 
@@ -92,20 +94,7 @@ def test_no_role_moves_a_row_to_another_id(as_role: As, owners: Database, ob: ou
 
 
 def test_maintenance_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
-    app, maintenance = as_role("app"), as_role("maintenance")
-    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
-        ob.enqueue(session, "crm.upsert", PAYLOAD)
-        claim.respond(201)
-    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
-    owners.age_records(timedelta(days=40))
-    owners.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - interval '40 days'"))
-    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), max_rows=100)
-
-    for step in STEPS.values():
-        with maintenance.engine.begin() as connection:
-            step(connection, TABLES, scan)
-
-    assert [app.records, app.entries, app.rows(TABLES.settlement)] == [[], [], []]
+    the_retention_runs_with_the_rights_of_maintenance(as_role, owners, ob)
 
 
 @pytest.mark.parametrize("table", [table.name for table in TABLES.metadata.tables.values()])

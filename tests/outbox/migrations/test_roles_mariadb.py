@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.database import PAYLOAD, REQUEST, TABLES, Database
+from support.database import REQUEST, TABLES, Database
 from support.entries import dispatcher, put, run_once, states
-from support.roles import KINDS, As, refused, the_dashboard_shows_entries_without_their_contents
+from support.roles import (
+    KINDS,
+    As,
+    refused,
+    the_dashboard_shows_entries_without_their_contents,
+    the_retention_runs_with_the_rights_of_maintenance,
+)
 
 import outbox
 from dispatchers import Rejected, Unknown
@@ -18,8 +23,6 @@ from dispatchers.admin.decide import decisions
 from dispatchers.admin.decide.again import again
 from dispatchers.admin.decide.audit import read_audit
 from dispatchers.admin.decide.payloads import reveal
-from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.errors import InvalidValue, SchemaError
 
@@ -137,20 +140,7 @@ def test_the_server_refuses_what_a_role_need_not_do(as_role: As, kind: str) -> N
 
 
 def test_maintenance_runs_the_retention_with_its_role(as_role: As, mariadb: Database, ob: outbox.Outbox) -> None:
-    app = as_role("app")
-    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", content=REQUEST) as claim:
-        ob.enqueue(session, "crm.upsert", PAYLOAD)
-        claim.respond(201)
-    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
-    mariadb.age_records(timedelta(days=40))
-    mariadb.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - INTERVAL 40 DAY"))
-    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), max_rows=100)
-
-    for step in STEPS.values():
-        with as_role("maintenance").engine.begin() as connection:
-            step(connection, TABLES, scan)
-
-    assert [mariadb.records, mariadb.entries, mariadb.rows(TABLES.settlement)] == [[], [], []]
+    the_retention_runs_with_the_rights_of_maintenance(as_role, mariadb, ob)
 
 
 def test_the_dashboards_role_shows_entries_without_their_contents(as_role: As, ob: outbox.Outbox) -> None:
