@@ -303,22 +303,6 @@ def test_a_level_that_the_server_sets_is_passed_over_too(postgresql, ob):
     assert levels == ("serializable", "read committed")
 
 
-@kinds
-@pytest.mark.owner
-def test_four_dispatchers_on_engines_of_that_level_deliver_each_entry_once(postgresql, ob, level, kind):
-    put(postgresql, ob, count=80)
-    service = MemoryAdapter()
-
-    outcomes = at_once(
-        4,
-        lambda: run_once(engine_at(postgresql, level, kind), ob, adapters={"crm": service}, concurrency=8),
-    )
-
-    assert sum(outcomes) == 80
-    assert len({delivery.id for delivery in service.deliveries}) == len(service.deliveries) == 80
-    assert states(postgresql) == {"delivered": 80}
-
-
 def settling(kind, work):
     """Operations with a service that delivers, and a callback that does `work(session)`."""
     operations = Operations()

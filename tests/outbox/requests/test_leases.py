@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from support.database import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST, Order, colliding_order
+from support.database import ALL, NOTHING, PAYLOAD, REQUEST, Order, colliding_order
 from support.leases import KEY, MINUTE, RECEIPT, Shop
 
 import outbox
@@ -350,31 +350,3 @@ def test_a_client_that_hangs_up_leaves_a_lease_that_runs_out(database, ob):
         shop.request()
     shop.run_out()
     assert shop.request().status == 201
-
-
-def test_a_client_that_hangs_up_leaves_nothing_of_a_one_transaction_claim(database, ob):
-    async def hang_up():
-        begun = asyncio.Event()
-
-        async def handle():
-            async with (
-                database.async_session() as session,
-                session.begin(),
-                ob.idempotent(session, KEY, scope="acct_1", content=b"") as claim,
-            ):
-                session.add(Order(customer="ada", amount=2000))
-                ob.enqueue(session, CHARGE, PAYLOAD)
-                claim.respond(201)
-                await session.flush()
-                begun.set()
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(handle())
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(hang_up())
-
-    assert database.counts() == NOTHING
