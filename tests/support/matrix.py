@@ -36,7 +36,7 @@ CORE = (
     "outbox/requests",
     "outbox/http",
     "outbox/test_imports.py",
-    "outbox/test_hint*.py",
+    "outbox/test_hint_sender.py",
     "outbox/test_lazy_names.py",
     "outbox/test_schema.py",
     "outbox/test_keys.py",
@@ -46,8 +46,6 @@ CORE = (
     "dispatchers/store/test_claims.py",
     "dispatchers/pipeline/test_dispatcher*.py",
     "dispatchers/callbacks/test_callbacks.py",
-    "dispatchers/callbacks/test_callbacks_concurrency.py",
-    "dispatchers/callbacks/test_callbacks_transactions.py",
     "dispatchers/callbacks/test_callbacks_failing.py",
     "dispatchers/callbacks/test_django_callbacks.py",
     "dispatchers/store/test_settlements.py",
@@ -76,10 +74,11 @@ STORE = (
     "outbox/requests",
     "outbox/migrations/test_*.py",
     "outbox/test_schema.py",
-    "dispatchers/store/test_claims.py",
+    "dispatchers/store/test_claim*.py",
+    "verification/test_reference_store.py",
     "dispatchers/pipeline/test_dispatcher.py",
     "dispatchers/callbacks/test_callbacks.py",
-    "dispatchers/callbacks/test_callbacks_transactions.py",
+    "dispatchers/callbacks/test_callbacks_failing.py",
     "dispatchers/store/test_settlements.py",
     "dispatchers/store/test_ordering*.py",
     "dispatchers/pipeline/test_lookups.py",
@@ -89,13 +88,13 @@ STORE = (
     "dispatchers/pipeline/test_failover_guard.py",
     "dispatchers/flow_control/test_flow_control_shared.py",
     "dispatchers/flow_control/test_fair_share_claims.py",
-    "dispatchers/maintenance/test_retention.py",
+    "dispatchers/maintenance/test_retention*.py",
     "dispatchers/admin/test_doctor.py",
     "dispatchers/callbacks/test_django_callbacks.py",
 )
 """What a PostgreSQL may break."""
 
-LOOP = ("adapters", "dispatchers", "outbox/http", "outbox/test_hint*.py")
+LOOP = ("adapters", "dispatchers", "outbox/http", "outbox/test_hint_sender.py")
 """What an event loop may break."""
 
 

@@ -1,20 +1,25 @@
-"""Callbacks that fail: the outcome of the entry is kept, nothing is sent again, and the callback is tried again."""
+"""Callbacks that fail or end their transaction: nothing of them is kept but the entry's outcome, and they are tried again."""
 
 import asyncio
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from support.callbacks import Shop, failing, kept, warnings_in
-from support.database import Database, Order, colliding_order
+from support.database import TABLES, Database, Order, colliding_order
 from support.entries import (
     HOUR,
     age,
     claim_one,
     dispatcher,
+    pumping,
     put,
     put_one,
     queue_row,
@@ -25,10 +30,9 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, time_limits
+from dispatchers import KeyConflict, Operations, Outcome, Rejected, Settlement, Unknown, time_limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import cancel
-from dispatchers.callbacks import Settlement
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import MarkUncertain, RetryCallback, Settle
 from outbox.sql.errors.driver import is_passing
@@ -290,3 +294,199 @@ class FromPostgres(Exception):
 )
 def test_only_what_passes_by_itself_is_waited_for(error: Exception, passing: bool) -> None:
     assert is_passing(error) == passing
+
+
+# --- A callback writes in the dispatcher's transaction: if it ends that itself, or the commit fails, nothing of it is kept.
+
+
+def roll_back(session: Session, settlement: Settlement) -> None:
+    session.rollback()
+
+
+def commit(session: Session, settlement: Settlement) -> None:
+    session.commit()
+
+
+def send_a_rollback(session: Session, settlement: Settlement) -> None:
+    """SQLAlchemy sees a statement, and what follows would commit without the settlement."""
+    session.execute(sa.text("ROLLBACK"))
+    session.execute(sa.insert(Order).values(customer="ada", amount=1))
+
+
+def catch_a_failed_flush(session: Session, settlement: Settlement) -> None:
+    session.add_all([colliding_order(), colliding_order()])
+    with suppress(sa.exc.IntegrityError):
+        session.flush()
+
+
+def catch_a_failed_statement(session: Session, settlement: Settlement) -> None:
+    with suppress(sa.exc.ProgrammingError):
+        session.execute(sa.text("SELECT * FROM nothing_here"))
+
+
+ROLLED_BACK = (
+    "CallbackError: a callback must not roll back, and must not catch a failed flush without session.begin_nested()"
+)
+MISUSES = [
+    (roll_back, ROLLED_BACK),
+    (
+        commit,
+        "CallbackError: a callback must not commit: what it writes commits together with the settlement of the entry",
+    ),
+    (catch_a_failed_flush, ROLLED_BACK),
+    (send_a_rollback, "CallbackError: a callback must not send a COMMIT, a ROLLBACK or another statement"),
+]
+
+
+def misuse(shop: Shop, work: Callable[[Session, Settlement], None], text: str, log: pytest.LogCaptureFixture) -> None:
+    id = put_one(shop.database, shop.ob)
+    adapter = MemoryAdapter()
+
+    def paying(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        session.flush()
+        work(session, settlement)
+
+    shop.on_settled(paying)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+    age(shop.database, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert all(text in warning for warning in warnings_in(log))
+    assert len(warnings_in(log)) == 2
+    assert kept(shop.database, id).state == "delivered"
+    assert (shop.database.orders, len(shop.database.entries), len(adapter.deliveries)) == ([], 1, 1)
+
+
+@pytest.mark.parametrize(("work", "text"), MISUSES)
+def test_who_ends_the_settlings_transaction_keeps_nothing_of_it(
+    shop: Shop, caplog: pytest.LogCaptureFixture, work: Any, text: str
+) -> None:
+    misuse(shop, work, text, caplog)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_statements_error_that_was_caught_keeps_nothing_of_it(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    shop = Shop(postgresql, ob, is_async=is_async)
+
+    misuse(shop, catch_a_failed_statement, "CallbackError: a callback caught a statement's error, and its", caplog)
+
+    assert "ProgrammingError" not in warnings_in(caplog)[0].partition("after")[0]
+    assert "25P02" in warnings_in(caplog)[0]
+
+
+def test_a_savepoint_may_be_rolled_back_and_its_entries_go_with_it(shop: Shop) -> None:
+    put_one(shop.database, shop.ob)
+
+    def work(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        with suppress(sa.exc.IntegrityError), session.begin_nested():
+            shop.ob.enqueue(session, "mail.survey", {})
+            session.add_all([colliding_order(), colliding_order()])
+
+    shop.on_settled(work)
+    shop.run_once(adapters={"crm": MemoryAdapter()})
+
+    assert shop.database.operations() == ["crm.upsert", "mail.receipt"]
+    assert len(shop.database.orders) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_refused_only_at_the_commit_is_the_callbacks_failure(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    postgresql.execute(
+        sa.text("ALTER TABLE shop_order ADD CONSTRAINT once UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED")
+    )
+    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
+    with postgresql.begin() as session:
+        session.add(Order(customer="invoice:42", amount=1))
+    id = put_one(postgresql, ob, parent="invoice:42")
+    shop.on_settled(shop.pay)
+
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert kept(postgresql, id).state == "delivered"
+    assert "its callback raised IntegrityError 23505" in warnings_in(caplog)[0]
+    assert "invoice:42" not in caplog.text
+    postgresql.execute(sa.delete(Order))
+    age(postgresql, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+    assert (len(adapter.deliveries), len(postgresql.orders)) == (1, 1)
+
+
+# --- Callbacks on MariaDB, which undoes a whole transaction after a deadlock and then executes later statements in a new
+# one.
+
+
+CHANGE = sa.update(Order).values(amount=7)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_a_callback_runs_at_read_committed_on_any_engine(
+    mariadb: Database, ob: outbox.Outbox, level: str, is_async: bool
+) -> None:
+    put_one(mariadb, ob)
+    operations, levels = Operations(), list[str]()
+
+    @operations.on_settled("crm.upsert")
+    def note(session: Session, settlement: Settlement) -> None:
+        levels.append(session.connection().get_isolation_level())
+        session.add(Order(customer="eve", amount=1))
+
+    new_engine = mariadb.async_engine if is_async else mariadb.unprepared_engine
+    engine: Any = new_engine(isolation_level=level)
+    working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, include=[operations])
+
+    assert asyncio.run(working.run_once()) == 1
+
+    assert (levels, states(mariadb), len(mariadb.orders)) == (["READ COMMITTED"], {"delivered": 1}, 1)
+
+
+def test_a_callback_that_catches_a_deadlock_commits_nothing(mariadb: Database, ob: outbox.Outbox) -> None:
+    operations, crm, calls = Operations(), MemoryAdapter(timeout=timedelta(seconds=1)), list[int]()
+    with mariadb.begin() as session:
+        session.add_all([Order(id=number, customer="ada", amount=number) for number in (1, 2)])
+        ob.enqueue(session, "crm.upsert", {}, parent="n:1")
+
+    @operations.on_settled("crm.upsert")
+    def note(session: Session, settlement: Settlement) -> None:
+        calls.append(len(calls))
+        if calls == [0]:
+            catch_a_deadlock(mariadb, session)
+        session.add(Order(customer="eve", amount=len(calls)))
+
+    working = dispatcher(
+        mariadb,
+        ob,
+        adapters={"crm": crm},
+        include=[operations],
+        lease=timedelta(seconds=4),
+        margin=timedelta(seconds=1),
+    )
+    asyncio.run(pumping(working, lambda: not mariadb.rows(TABLES.queue)))
+
+    assert len(crm.deliveries) == 1
+    assert [row.state for row in mariadb.rows(TABLES.settlement)] == ["delivered"]
+    written = sa.select(Order.amount).where(Order.customer == "eve")
+    with mariadb.begin() as session:
+        assert session.scalars(written).all() == [2]
+
+
+def catch_a_deadlock(mariadb: Database, session: Session) -> None:
+    with mariadb.begin() as other, ThreadPoolExecutor(1) as beside:
+        session.execute(CHANGE.where(Order.id == 1))
+        other.execute(CHANGE.where(Order.id == 2))
+        more = [Order(customer="bob", amount=number) for number in range(100, 250)]
+        other.add_all(more)  # the one that has written less is ended
+        other.flush()
+        waiting = beside.submit(other.execute, CHANGE.where(Order.id == 1))
+        try:
+            session.execute(CHANGE.where(Order.id == 2))
+        except OperationalError:
+            waiting.result()
+        else:
+            raise AssertionError("no deadlock")

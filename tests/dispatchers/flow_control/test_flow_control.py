@@ -1,4 +1,4 @@
-"""The rules of cooldown, breaker, rate and pause, without a database."""
+"""The rules of cooldown, breaker, rate, pause and shared permits, without a database."""
 
 import math
 import random
@@ -9,18 +9,23 @@ from uuid import UUID
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.entries import LEASE
 
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.flow_control.state import (
     MAX_COOLDOWN,
+    PERMITS_WAIT,
     FlowState,
     News,
+    Taken,
     admitted,
+    as_record,
     claimed,
     closed_until,
     heard,
+    on_record,
     opens_at,
 )
 from dispatchers.pipeline.destinations import Destinations
@@ -29,7 +34,6 @@ from outbox.times import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-LEASE = timedelta(minutes=1)
 CALM = FlowState()
 PROBE, ANOTHER = UUID(int=1), UUID(int=2)
 THREE = Limits(breaker=Breaker(failures=3, wait=10 * SECOND, max_wait=60 * SECOND))
@@ -366,3 +370,105 @@ def test_a_limit_that_ends_while_others_are_asked_is_not_slept_through() -> None
     assert monitor.opens_in(6.0, since=4.0) == 0.0
     assert monitor.opens_in(6.0, since=5.0) == 2.0
     assert monitor.opens_in(9.0, since=9.0) == math.inf
+
+
+# --- The rule for the permits that dispatchers share, without a database: what a claim takes, and when it is free again.
+
+
+FIRST_CLAIM, SECOND_CLAIM = UUID(int=1), UUID(int=2)
+THREE_PERMITS = Limits(total_concurrency=3)
+
+
+def test_what_one_claim_takes_no_other_gets_until_its_sends_have_ended() -> None:
+    state = claimed(CALM, THREE_PERMITS, NOW, 2, FIRST_CLAIM, LEASE)
+    assert admitted(state, THREE_PERMITS, NOW, 50) == 1
+    state = claimed(state, THREE_PERMITS, NOW, 1, SECOND_CLAIM, LEASE)
+    assert admitted(state, THREE_PERMITS, NOW, 50) == 0
+
+    state = heard(state, News(left={FIRST_CLAIM: 1}), THREE_PERMITS, NOW)
+    assert admitted(state, THREE_PERMITS, NOW, 50) == 1
+    state = heard(state, News(left={FIRST_CLAIM: 0}), THREE_PERMITS, NOW)
+
+    assert admitted(state, THREE_PERMITS, NOW, 50) == 2
+    assert [each.token for each in state.permits_taken] == [SECOND_CLAIM]
+
+
+def test_of_news_reported_together_what_is_left_last_counts() -> None:
+    reported = News(left={FIRST_CLAIM: 2, SECOND_CLAIM: 1}).then(News(left={FIRST_CLAIM: 1}))
+
+    assert reported.left == {FIRST_CLAIM: 1, SECOND_CLAIM: 1}
+
+
+def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
+    state = claimed(CALM, Limits(total_concurrency=10), NOW, 10, FIRST_CLAIM, LEASE)
+
+    assert admitted(state, THREE_PERMITS, NOW, 50) == 0
+    assert admitted(heard(state, News(left={FIRST_CLAIM: 2}), THREE_PERMITS, NOW), THREE_PERMITS, NOW, 50) == 1
+
+
+def test_without_a_permit_it_is_worth_asking_again_soon_but_not_at_once() -> None:
+    state = claimed(CALM, THREE_PERMITS, NOW, 3, FIRST_CLAIM, LEASE)
+
+    assert opens_at(state, THREE_PERMITS, NOW) == NOW + PERMITS_WAIT
+    assert opens_at(claimed(CALM, THREE_PERMITS, NOW, 2, FIRST_CLAIM, LEASE), THREE_PERMITS, NOW) is None
+
+
+def test_a_claim_gets_what_both_rate_and_permits_leave() -> None:
+    both = Limits(total_concurrency=3, rate=1, burst=2)
+
+    assert admitted(CALM, both, NOW, 50) == 2
+    once = claimed(CALM, both, NOW, 2, FIRST_CLAIM, LEASE)
+    assert admitted(once, both, NOW, 50) == 0
+    assert opens_at(once, both, NOW) == NOW + SECOND
+    assert admitted(once, both, NOW + 2 * SECOND, 50) == 1
+
+
+def test_a_probe_needs_a_permit_too() -> None:
+    limits = Limits(total_concurrency=3, breaker=Breaker(failures=1, wait=SECOND))
+    state = heard(claimed(CALM, limits, NOW, 3, FIRST_CLAIM, LEASE), News(failures=1), limits, NOW)
+
+    assert admitted(state, limits, NOW + 2 * SECOND, 50) == 0
+    assert admitted(heard(state, News(left={FIRST_CLAIM: 1}), limits, NOW), limits, NOW + 2 * SECOND, 50) == 1
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["claim", "end", "tell", "report again", "crash"]), st.integers(0, 9), st.floats(0, 20)
+        ),
+        max_size=40,
+    )
+)
+def test_no_history_sees_more_sends_at_once_than_there_are_permits(history: list[tuple[str, int, float]]) -> None:
+    """`under_way`: how many sends of each claim really are, and until when its lease lasts; reported is all news so far."""
+    state, now = CALM, NOW
+    under_way: dict[UUID, tuple[int, datetime]] = {}
+    gone: set[UUID] = set()
+    reported: list[News] = []
+    for number, (move, chosen, pause_seconds) in enumerate(history):
+        now += timedelta(seconds=pause_seconds)
+        living = [token for token, (sends, until) in under_way.items() if token not in gone and sends and until > now]
+        token = living[chosen % len(living)] if living else None
+        if move == "claim" and (entries := admitted(state, THREE_PERMITS, now, 1 + chosen % 3)):
+            state = claimed(state, THREE_PERMITS, now, entries, UUID(int=number), LEASE)
+            under_way[UUID(int=number)] = entries, now + LEASE
+        elif move in ("end", "tell") and token is not None:
+            under_way[token] = under_way[token][0] - 1, under_way[token][1]
+            reported.append(News(left={token: under_way[token][0]}))
+            if move == "tell":
+                state = heard(state, reported[-1], THREE_PERMITS, now)
+        elif move == "report again" and reported:
+            state = heard(state, reported[chosen % len(reported)], THREE_PERMITS, now)
+        elif move == "crash" and token is not None:
+            gone.add(token)
+        assert sum(sends for sends, until in under_way.values() if until > now) <= 3
+
+    assert admitted(state, THREE_PERMITS, now + LEASE, 50) == 3
+
+
+def test_what_is_taken_is_read_as_it_was_written() -> None:
+    taken = (Taken(FIRST_CLAIM, 2, NOW), Taken(SECOND_CLAIM, 1, NOW + 0.000001 * SECOND))
+
+    assert on_record(as_record(taken)) == taken
+    assert (as_record(()), on_record(None)) == (None, ())

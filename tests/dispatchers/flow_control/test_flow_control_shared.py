@@ -19,13 +19,18 @@ from support.database import TABLES, Database, statements_of
 from support.entries import (
     HOUR,
     age,
+    change,
     claim_request,
     dispatcher,
     pumping,
     put,
+    put_one,
+    queue_row,
     quota,
     run_once,
+    state,
     states,
+    until_true,
 )
 from support.flow_control import (
     DAY,
@@ -41,12 +46,18 @@ from support.flow_control import (
     work,
 )
 from support.late_answers import begun_and_held
+from support.lookups import awaiting_lookup
 
 import outbox
-from dispatchers import Breaker, Deferred, Delivered, Limits, Outcome, Unknown
+from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause, resume
+from dispatchers.delivery import Finding
+from dispatchers.flow_control.state import News
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.protocol import Survey
+from outbox.sql.clock import clock_plus
+from outbox.times import NEVER
 
 pytestmark = pytest.mark.on_mariadb
 
@@ -275,3 +286,176 @@ def test_who_may_not_send_an_entry_leaves_the_rate_to_who_may(database: Database
 
     assert (len(first.deliveries), len(second.deliveries)) == (2, 0)
     assert states(database) == {"delivered": 1}
+
+
+# --- The breaker of a destination is of all dispatchers: they count its failures together, and one of them probes.
+
+
+def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database: Database, ob: outbox.Outbox) -> None:
+    limits = {"crm": Limits(concurrency=1, breaker=LASTING)}
+    put(database, ob, count=10)
+    crm = Crm(Unknown("HTTP 500"))
+
+    for _ in range(2):
+        store = DatabaseStore(database.new_engine(), ob.configuration)
+        asyncio.run(store.exchange([], claim_request(quota("nobody"), flow_update=news({"crm": News(failures=4)}))))
+
+    assert crm_row(database).breaker_failures == 8
+    assert work(database, ob, crm, limits=limits) == 2
+    assert crm_row(database).breaker == "open"
+    assert work(database, ob, crm, limits=limits) == 0
+    assert len(untouched(database)) == 8
+
+
+@pytest.mark.parametrize("total", [None, 1], ids=["no permits shared", "one permit for all"])
+def test_a_probe_that_gets_through_lets_everything_through(
+    database: Database, ob: outbox.Outbox, total: int | None
+) -> None:
+    limits = {"crm": replace(FRAGILE["crm"], total_concurrency=total)}
+    put(database, ob, count=20)
+    crm = Crm(Unknown("HTTP 500"))
+    assert work(database, ob, crm, limits=limits) == 3
+    assert work(database, ob, crm, limits=limits) == 0
+    age(database, 2 * HOUR)
+    crm.answer = Delivered()
+
+    assert work(database, ob, crm, limits=limits) == 20
+
+    assert states(database) == {"delivered": 20}
+    assert (crm_row(database).breaker, crm_row(database).breaker_failures) == ("closed", 0)
+    assert crm_row(database).permits_taken is None
+
+
+def test_a_probe_that_no_adapter_here_can_send_leaves_its_place(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+    age(database, 2 * HOUR)
+    strange = put_one(database, ob, "unserved.operation", destination="crm")
+    change(database, strange, due_at=clock_plus(-3 * HOUR))  # it is the first
+    crm.answer = Delivered()
+
+    assert work(database, ob, crm, limits=FRAGILE) == 5
+
+    row = queue_row(database, strange)
+    assert (row.state, row.deliveries) == ("pending", 0)
+
+
+def test_a_probe_that_settles_with_its_callback_opens_the_way_too(database: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+    effects.on_settled("crm")(lambda session, settlement: None)
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    settings: Any = {
+        "adapters": {"crm": crm},
+        "include": [effects],
+        "limits": {"crm": replace(FRAGILE["crm"], total_concurrency=3)},
+    }
+    run_once(database.new_engine(), ob, **settings)
+    age(database, 2 * HOUR)
+    crm.answer = Delivered()
+
+    asyncio.run(
+        pumping(dispatcher(database.new_engine(), ob, **settings), lambda: states(database) == {"delivered": 5})
+    )
+    assert crm_row(database).permits_taken is None
+
+
+# --- An operator's pause of a destination: all dispatchers obey it and its end, and nothing ages meanwhile.
+
+
+def test_running_dispatchers_obey_a_pause_and_its_end(database: Database, ob: outbox.Outbox) -> None:
+    crm, mail = Crm(Delivered()), MemoryAdapter()
+
+    async def main() -> None:
+        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 3))
+        put(database, ob)
+        await until_true(lambda: len(crm.deliveries) == 1)
+        decide(database, pause)
+        put(database, ob, count=2)
+        put(database, ob, "mail.send")
+        await until_true(lambda: len(mail.deliveries) == 1)
+        assert len(crm.deliveries) == 1
+        decide(database, resume)
+        await pump
+
+    asyncio.run(main())
+
+
+def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    crm = Crm(Deferred("busy"))
+    work(database, ob, crm)
+    decide(database, pause)
+    age(database, 10 * DAY)  # 3 are allowed
+    decide(database, resume)
+
+    assert work(database, ob, crm) == 1
+
+    assert state(database, id) == "retry"
+    age(database, 4 * DAY)
+    work(database, ob, crm)
+    assert state(database, id) == "failed"
+
+
+def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(database: Database, ob: outbox.Outbox) -> None:
+    """A dispatcher that has just started, and whose first read of the flow states is slow."""
+    id = put_one(database, ob)
+    crm = Crm(Deferred("busy"))
+    work(database, ob, crm)
+    decide(database, pause)
+    age(database, 10 * DAY)  # 3 are allowed
+    decide(database, resume)
+
+    async def main() -> None:
+        answered = asyncio.Event()
+
+        class Slow(DatabaseStore):
+            async def survey(self) -> Survey:
+                await answered.wait()
+                return await super().survey()
+
+        store = Slow(database.new_engine(), ob.configuration)
+        working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 2))
+        await asyncio.sleep(0.2)  # time enough for the other claim loop to claim
+        assert len(crm.deliveries) == 1
+        answered.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert state(database, id) == "retry"
+
+
+@pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
+def test_what_awaits_a_lookup_does_not_age_either_while_it_is_paused(
+    database: Database, ob: outbox.Outbox, found: Finding
+) -> None:
+    id, service = awaiting_lookup(database, ob, "request", finds=[found])
+    decide(database, pause)
+    age(database, 10 * DAY)
+    decide(database, resume)
+
+    run_once(database, ob, adapters={"crm": service})
+
+    row = queue_row(database, id)
+    assert row.state == ("pending" if isinstance(found, Absent) else "uncertain")
+    assert row.due_at < NEVER  # it is sent again, or looked up
+
+
+def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+    crm.answer = Deferred("HTTP 429", after=HOUR, cooldown=True)
+    age(database, 2 * HOUR)
+    work(database, ob, crm, limits=FRAGILE)
+    crm.answer = Delivered()
+
+    decide(database, resume)
+
+    age(database, MINUTE)  # the entries' own backoff
+    assert work(database, ob, crm) == 4
+    assert crm_row(database).breaker == "closed"
