@@ -25,9 +25,10 @@ from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
 from dispatchers.pipeline.outcomes import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, Scheduler
+from dispatchers.pipeline.signals import Signal, first_signal
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unstarted import Unstarted
-from dispatchers.pipeline.wakeup import Wakeup, first_set
+from dispatchers.pipeline.wakeup import Wakeup
 from dispatchers.pipeline.workers import Workers
 from dispatchers.settings import Settings
 from dispatchers.store.connections.outage_log import OutageLog
@@ -122,6 +123,7 @@ class ClaimLoops:
             poll=settings.poll.total_seconds(),
             clock=clock,
         )
+        self._stopped = Signal()
         self._exchanging, self._cutoff, self._has_claimed = 0, NEVER, False  # `_has_claimed`: since the last sweep
         self._swept_at = self._round_at = -math.inf  # when a loop last swept, and began a round
         self._surveyed: float | None = None  # when the last sweep began; before one, pauses and ages are unknown
@@ -160,6 +162,7 @@ class ClaimLoops:
         self._scheduler.destinations.claims_ahead = False
         self._collector.begin()
         self._wakeup.begin()
+        self._stopped = Signal()
 
     async def run_once(self) -> int:
         """Claim, send and settle what is due now; returns how many entries settled."""
@@ -177,7 +180,11 @@ class ClaimLoops:
         """The loops, to be awaited together. While the database is unavailable, they wait."""
         self._scheduler.destinations.claims_ahead = True
         loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
-        return [*loops, self._wakeup.pump(stopping)]
+        return [*loops, self._wakeup.pump(stopping), self._pass_on(stopping)]
+
+    async def _pass_on(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._stopped.set()
 
     async def drain(self, grace: timedelta) -> None:
         """Finish the sends in flight within the grace, and settle them. The other leases expire."""
@@ -248,7 +255,7 @@ class ClaimLoops:
                 or self._collector.in_batches.has_postponed
             ):
                 self._collector.news.clear()
-                await first_set(self._collector.news, seconds=self._collector.in_batches.again_in)
+                await first_signal(self._collector.news, seconds=self._collector.in_batches.again_in)
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
@@ -286,7 +293,7 @@ class ClaimLoops:
                 self._swept_at = -math.inf  # sweep first: after the outage it may be another database
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
                 tries += 1
-                await first_set(stopping, seconds=delay)
+                await first_signal(self._stopped, seconds=delay)
         return Progress()
 
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
@@ -297,7 +304,7 @@ class ClaimLoops:
         if not self._collector.in_batches:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
-            await first_set(self._collector.news, stopping, *hinted, seconds=max(0.0, until - now))
+            await first_signal(self._collector.news, self._stopped, *hinted, seconds=max(0.0, until - now))
         is_news = self._collector.news.is_set() or bool(self._collector.in_batches) or self._clock() >= until
         if is_news or not (is_first and self._wakeup.hinted.is_set()):
             self._scheduler.begin_round()
@@ -305,7 +312,8 @@ class ClaimLoops:
             if is_first:
                 self._wakeup.polled()
         if self._collector.in_batches and self._workers and len(self._collector.in_batches) < MAX_BATCH_ENTRIES:
-            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._workers.has_waiting else LINGER_SECONDS)
+            lingering = AHEAD_LINGER_SECONDS if self._workers.has_waiting else LINGER_SECONDS
+            await first_signal(self._stopped, seconds=lingering)
 
     def _follow_hints(self) -> None:
         """Claim for the destinations named by hints before all others. If a hint names none, sweep first."""

@@ -1,6 +1,5 @@
 """Collects the transitions of claimed entries, releases their permits, and settles them in a batch or with a callback."""
 
-import asyncio
 import logging
 import math
 import random
@@ -18,6 +17,7 @@ from dispatchers.pipeline.attempt import Attempt
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import UnservedLog
 from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.signals import Signal
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.settings import Settings
 from dispatchers.store.connections.outage_log import OutageLog
@@ -87,13 +87,13 @@ class OutcomeCollector:
             trace=activity.trace,
             errors=activity.errors,
         )
-        self.news = asyncio.Event()
+        self.news = Signal()
         self.unstarted = Unstarted()
         self.settled_with_callbacks = 0
 
     def begin(self) -> None:
         """Prepare for this event loop: each `asyncio.run` creates a new one."""
-        self.news = asyncio.Event()
+        self.news = Signal()
         self.settled_with_callbacks = 0
         self.with_callbacks.begin()
 

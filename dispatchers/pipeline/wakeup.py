@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from dispatchers.pipeline.signals import Signal
 from dispatchers.store.connections.listener import CannotListen, Listener
 from outbox.sql.postgresql.hint_messages import Due, Hint, merged, process_token
 
@@ -56,12 +57,12 @@ class Wakeup:
         self._tests = 0
         self._is_silent = self._is_followed = False
         self._quiet_until, self._poll_at = -math.inf, math.inf
-        self.hinted = asyncio.Event()
+        self.hinted = Signal()
         self.is_listening = False
 
     def begin(self) -> None:
         """Prepare for this event loop."""
-        self.hinted, self._echo = asyncio.Event(), asyncio.Event()
+        self.hinted, self._echo = Signal(), asyncio.Event()
         self._due, self.is_listening = _NOTHING, False
 
     # --- for the claim loops
@@ -214,13 +215,3 @@ async def until_set(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def first_set(*events: asyncio.Event, seconds: float) -> None:
-    """Wait until one of the events is set, at most `seconds`, which may be infinity."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -53,7 +53,7 @@ class Workers:
         self._working: dict[Worker, None] = {}  # a dict keeps the order: a seed must repeat its run
         self._idle: list[Worker] = []
         self._a_worker_was_woken = False
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way = 0
         self._all_back: asyncio.Future[None] | None = None
@@ -93,8 +93,8 @@ class Workers:
             elif self._destinations.begin(attempt):
                 self._ready.append(attempt)
         self._set_to_work(loop)
-        if self._watch is None or self._watch.done():
-            self._watch = loop.create_task(self._cancel_overdue(loop))
+        if self._watch is None:
+            self._watch_sends(loop)
 
     def follow(self) -> None:
         """Send the entries that waited until the database had decided about their destination."""
@@ -179,15 +179,18 @@ class Workers:
         finally:
             self._working.pop(worker, None)
 
-    async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel overdue sends, in one task for all workers: a timer for each send would double the cost of a send."""
-        while self._under_way:
-            await asyncio.sleep(WATCH_SECONDS)
-            self._release(self._destinations.take_late(self._context.clock()), "its destination has become slow")
-            self.follow()
-            now = loop.time()
-            for worker in self._working:
-                worker.deadline.enforce(now)
+    def _watch_sends(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch all sends with one timer, as long as some are under way: one for each send would double the cost of a send."""
+        self._watch = loop.call_later(WATCH_SECONDS, self._cancel_overdue, loop) if self._under_way else None
+
+    def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watch = None  # an exception below ends the watch until the next send
+        self._release(self._destinations.take_late(self._context.clock()), "its destination has become slow")
+        self.follow()
+        now = loop.time()
+        for worker in self._working:
+            worker.deadline.enforce(now)
+        self._watch_sends(loop)
 
     def _joined(self, attempt: Attempt) -> Sequence[Attempt]:
         """The attempt and those after it that one call may send with it. Empty if it must be sent alone."""

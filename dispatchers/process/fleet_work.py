@@ -19,7 +19,6 @@ from dispatchers.flow_control.surveys import Share, Surveys
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.wakeup import first_set
 from dispatchers.process.databases_file import checked_databases, read_databases
 from dispatchers.process.dispatcher_work import DispatcherWork, check_include
 from dispatchers.settings import GivenSettings, Settings
@@ -143,7 +142,7 @@ class FleetWork:
                 while not stopping.is_set():
                     changed.clear()
                     self._serve_what_is_named(changed)
-                    await first_set(stopping, changed, hung_up, seconds=math.inf)
+                    await _first_set(stopping, changed, hung_up, seconds=math.inf)
                     if hung_up.is_set():
                         hung_up.clear()
                         self.reread()
@@ -317,7 +316,7 @@ class _Served:
                 share.detach()
                 self.member = None
             self._fleet.show_unserved(self._name)
-            await first_set(self.leaving, self.again, seconds=seconds)
+            await _first_set(self.leaving, self.again, seconds=seconds)
         share.forget()
         if self.failure is None and not self.cut_short:
             log.info("drained")
@@ -365,3 +364,13 @@ def _hearing_hangups(hung_up: asyncio.Event) -> Iterator[None]:
     finally:
         if number is not None:
             signal.signal(number, before)
+
+
+async def _first_set(*events: asyncio.Event, seconds: float) -> None:
+    """Wait until one of the events is set, at most `seconds`, which may be infinity."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
