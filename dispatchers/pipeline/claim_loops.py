@@ -283,7 +283,8 @@ class ClaimLoops:
                     if stopping.is_set():  # set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
-                quotas = [] if self._surveyed is None else self._scheduler.next_quotas(self._clock())
+                rests = self._surveyed is None or self._has_all
+                quotas = [] if rests else self._scheduler.next_quotas(self._clock())
                 return await self._exchange(quotas, NEVER)
             except ConfigurationError as refusal:  # waiting cannot help: end this process
                 self.refusal = refusal
@@ -305,8 +306,9 @@ class ClaimLoops:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
             await first_signal(self._collector.news, self._stopped, *hinted, seconds=max(0.0, until - now))
-        is_news = self._collector.news.is_set() or bool(self._collector.in_batches) or self._clock() >= until
-        if is_news or not (is_first and self._wakeup.hinted.is_set()):
+        is_news = self._collector.news.is_set() or bool(self._collector.in_batches)
+        is_hinted = is_first and self._wakeup.hinted.is_set()
+        if self._clock() >= until or not (is_news or is_hinted) or (is_news and not self._has_all):
             self._scheduler.begin_round()
             self._round_at = self._clock()
             if is_first:
@@ -314,6 +316,11 @@ class ClaimLoops:
         if self._collector.in_batches and self._workers and len(self._collector.in_batches) < MAX_BATCH_ENTRIES:
             lingering = AHEAD_LINGER_SECONDS if self._workers.has_waiting else LINGER_SECONDS
             await first_signal(self._stopped, seconds=lingering)
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether a claim would bring nothing: what becomes due is hinted or polled for."""
+        return self._wakeup.is_listening and self._scheduler.has_all
 
     def _follow_hints(self) -> None:
         """Claim for the destinations named by hints before all others. If a hint names none, sweep first."""

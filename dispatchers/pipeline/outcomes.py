@@ -142,6 +142,8 @@ class OutcomeCollector:
         self._settle_in_batch(entry, change)
 
     def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
+        if type(change) is not Settle or entry.position is not None:  # it may make an entry due, of which no hint comes
+            self._scheduler.begin_round()
         self.in_batches.add(entry, change)
         self.news.set()
 

@@ -122,6 +122,7 @@ class Scheduler:
         self._known: dict[str, None] = {}  # destinations with due entries whose end is stored
         self._more_known = False  # whether the last claim left out some of them, for which the next one has room
         self._is_known_turn = False
+        self._is_short = False  # whether entries may be due that this round has not claimed, for want of permits
 
     @property
     def own_destinations(self) -> Collection[str]:
@@ -138,11 +139,17 @@ class Scheduler:
         return self._turns.are_over and not (self._more_known or (self._turns.held and self._pace.free))
 
     @property
+    def has_all(self) -> bool:
+        """Whether claims have brought all due entries, but those that hints announce or that became due by the clock."""
+        return self.all_asked and not (self._is_short or self._known)
+
+    @property
     def is_hinted(self) -> bool:
         """Whether hints have named the next destinations."""
         return self._turns.are_hinted
 
     def begin_round(self) -> None:
+        self._is_short = False
         self._turns.begin_round()
 
     def learn(self, found: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -237,10 +244,12 @@ class Scheduler:
         """
         quotas: list[Quota] = []
         most = free = min(self.destinations.free, MAX_BATCH_ENTRIES)
+        self._is_short |= free <= 0
         most_called = free_called = self._pace.free
         for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
             destination = self._of[name]
             if self._is_shut(destination, now):
+                self._is_short |= destination.is_full  # it opens when a send ends, and not by the clock
                 continue
             is_called = self.destinations.has_callbacks(destination)
             if is_called and not most_called:
@@ -256,6 +265,8 @@ class Scheduler:
                 quotas.append(self.destinations.reserve_quota(quota))
                 free -= reserved
                 free_called -= called or 0
+            else:
+                self._is_short = True
             if len(quotas) >= MAX_DESTINATIONS:
                 break
         share = self.destinations.share
@@ -306,6 +317,8 @@ class Scheduler:
             called_left -= quota.called_back or 0
             if quota.permits:
                 quotas.append(quota)
+            else:
+                self._is_short = True
         return quotas
 
     def _shared_permits(self, share: Share, quota: Quota, now: float) -> int:
@@ -336,6 +349,7 @@ class Scheduler:
         passed_over: how many more entries the claim met, which are not in `claimed`.
         """
         self._end_claim(quotas, claimed)
+        self._is_short |= not hints_follow
         counts = Counter([entry.destination for entry in claimed])
         for entry in claimed:
             self.destinations.reserve(entry)

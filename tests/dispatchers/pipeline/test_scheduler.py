@@ -30,6 +30,36 @@ def test_a_claim_takes_half_of_a_destinations_permits_another_the_rest() -> None
     assert scheduler.next_quotas(0) == []
 
 
+def test_a_claim_of_few_entries_has_brought_all_unless_hints_are_lost() -> None:
+    scheduler = Scheduler(["stripe"], Destinations(permits=10, permits_in_all=100))
+
+    scheduler.note_claim(scheduler.next_quotas(0), [claimed("stripe")], hints_follow=True)
+    has_all = scheduler.has_all
+    scheduler.begin_round()
+    scheduler.note_claim(scheduler.next_quotas(0), [claimed("stripe")], hints_follow=False)
+    scheduler.note_claim(scheduler.next_quotas(0), [])
+
+    assert has_all
+    assert not scheduler.has_all
+
+
+@pytest.mark.parametrize("limits", [{"permits": 2, "permits_in_all": 100}, {"permits": 10, "permits_in_all": 2}])
+def test_what_was_not_asked_for_want_of_permits_is_asked_after_an_outcome(limits: dict[str, int]) -> None:
+    scheduler = Scheduler(["stripe"], Destinations(**limits))
+    for _ in range(2):
+        quotas = scheduler.next_quotas(0)
+        scheduler.note_claim(quotas, [claimed("stripe")] * max_entries(quotas), hints_follow=True)
+
+    assert scheduler.next_quotas(0) == []
+    assert not scheduler.has_all
+
+    scheduler.destinations.release(claimed("stripe"))
+    scheduler.begin_round()
+    scheduler.note_claim(scheduler.next_quotas(0), [], hints_follow=True)
+
+    assert scheduler.has_all
+
+
 def test_permits_that_a_claim_left_unused_are_free_again() -> None:
     scheduler = Scheduler(["stripe"], Destinations(permits=1, permits_in_all=1))
 

@@ -93,6 +93,29 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
     asyncio.run(working_until(working, steps))
 
 
+def test_an_outcome_begins_no_claim_while_hints_announce_what_is_due(
+    postgresql: Database, ob: outbox.Outbox, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most users' load is one entry at a time: a claim that brings nothing would cost as much as the entry."""
+    monkeypatch.setattr(claim_loops, "SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(claim_loops, "IDLE_SWEEP_SECONDS", 3600.0)
+    working = dispatcher(postgresql, ob, adapters={"crm": Recorded(seen), "mail": MemoryAdapter()}, poll=HOUR)
+    apps = elsewhere(postgresql)
+
+    async def steps() -> None:
+        begun: list[list[str]] = []
+        while ["claim crm", "send", "claim "] not in begun:  # the last one settles
+            assert len(begun) < MAX_ROUNDS, begun
+            await asyncio.sleep(0.2 + len(begun) * LONGER_SECONDS)
+            seen.clear()
+            id = await asyncio.to_thread(put_by, apps, ob, len(begun))
+            await until_true(lambda id=id: settlement_row(postgresql, id) is not None)
+            await asyncio.sleep(0.2)
+            begun.append([*seen])
+
+    asyncio.run(working_until(working, steps))
+
+
 def test_hints_that_bring_nothing_do_not_put_the_poll_off(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
