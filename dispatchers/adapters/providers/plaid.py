@@ -63,7 +63,6 @@ plaid = Profile(
         "error_type": "API_ERROR",
         "error_code": "INTERNAL_SERVER_ERROR",
         "error_message": "An error",
-        "request_id": "1",
     },
     notes=(
         "Plaid publishes no window for refunds and recurring transfers.",
