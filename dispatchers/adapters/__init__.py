@@ -12,6 +12,7 @@ from outbox.extras import missing, require_before
 
 if TYPE_CHECKING:
     from dispatchers.adapters.brokers.aws.eventbridge import EventBridgeAdapter
+    from dispatchers.adapters.brokers.aws.operation import AwsAdapter
     from dispatchers.adapters.brokers.aws.sns import SnsFifoAdapter
     from dispatchers.adapters.brokers.aws.sqs import SqsFifoAdapter
     from dispatchers.adapters.brokers.kafka import KafkaAdapter
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dispatchers.adapters.workflows.temporal import TemporalAdapter
 
 __all__ = [
+    "AwsAdapter",
     "DbosAdapter",
     "EventBridgeAdapter",
     "HttpAdapter",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AwsAdapter": "brokers.aws.operation",
     "DbosAdapter": "workflows.dbos",
     "EventBridgeAdapter": "brokers.aws.eventbridge",
     "HttpAdapter": "http.adapter",

@@ -56,6 +56,19 @@ class AwsClient:
         self._present = threading.local()
         self._threads = Threads(max_threads, f"outbox-{service}")
 
+    @property
+    def region(self) -> str:
+        return str(self._client.meta.region_name)
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the service's methods."""
+        return sorted(self._client.meta.method_to_api_mapping)
+
+    def model_of(self, operation: str) -> Any:
+        """botocore's model of a method."""
+        return self._client.meta.service_model.operation_model(self._client.meta.method_to_api_mapping[operation])
+
     async def call(self, operation: str, deadline: float, parameters: Mapping[str, Any]) -> Any:
         """The answer. deadline: on the event loop's clock. Raises what boto3 raises, and `NotBegun`."""
         seconds = deadline - asyncio.get_running_loop().time()
