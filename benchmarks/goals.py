@@ -68,6 +68,8 @@ def _sends() -> Iterator[Goal]:
                 yield Goal("sends", side, "per_second", bare, least=least, case=case)
                 if most is not None:
                     yield Goal("sends", side, "client_us", bare, most=most, case=case)
+    for side in ("a profile", "a profile with the key in the body"):
+        yield Goal("sends", side, "client_us", "HttpAdapter", most=1.05, case="HTTP, 100 in flight")
 
 
 def _relay() -> Iterator[Goal]:

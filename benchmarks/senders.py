@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -15,12 +15,14 @@ import outbox
 from benchmarks.draining import filling, numbers
 from dispatchers import Delivered, Delivery, Outcome
 from dispatchers.adapters import HttpAdapter, StripeAdapter
+from dispatchers.adapters.providers import BodyField, Header, Post, Profile, bearer
 from dispatchers.process.dispatcher_work import DispatcherWork
 
 CONTACT = {"email": "ada@example.com", "name": "Ada", "note": "a customer since the first day"}
 INTENT = {"amount": 2000, "currency": "eur", "description": "one line of an order"}
 HEADERS = {"Authorization": "Bearer crm_token_1", "Content-Type": "application/json"}
 SECRET = "sk_test_benchmark"
+HEADER_KEY = Header("Idempotency-Key")
 
 
 class Sender(Protocol):
@@ -191,6 +193,25 @@ def http_alone(url: str, tls: ssl.SSLContext) -> Alone:
 def http_dispatched(url: str, tls: ssl.SSLContext, engine: Engine) -> Dispatched:
     adapter, payload = CountedHttpAdapter(**_http(url, tls)), {"url": "/contacts", "json": CONTACT}
     return Dispatched("HttpAdapter in a dispatcher", adapter, engine, "crm.contacts.create", payload)
+
+
+def profile_alone(url: str, tls: ssl.SSLContext, key: Header | BodyField = HEADER_KEY) -> Alone:
+    """The same request as that of `http_alone`, as the operation of a profile."""
+    crm = Profile(
+        name="crm",
+        title="CRM",
+        as_of=date(2026, 11, 27),
+        sources=("this benchmark",),
+        base_url=f"{url}/v2",
+        auth=bearer("token"),
+        key=key,
+        window=timedelta(days=7),
+        stores="2xx",
+        operations={"contacts.create": Post("/contacts")},
+        result=("id",),
+    )
+    name = "a profile" if isinstance(key, Header) else "a profile with the key in the body"
+    return Alone(name, crm(token="crm_token_1", tls=tls), "crm.contacts.create", CONTACT)
 
 
 def _http(url: str, tls: ssl.SSLContext) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from benchmarks import senders
 from benchmarks.answering_server import raise_file_limit
 from benchmarks.harness import Series, Server, interleave
 from benchmarks.senders import Sender
+from dispatchers.adapters.providers import BodyField
 from dispatchers.process.daemon import tuned_interpreter
 from outbox import migrations
 
@@ -55,6 +56,8 @@ async def _scenarios(engine: Engine, clear: str, encrypted: str, tls: ssl.SSLCon
             senders.BareAiohttp(clear, tls),
             senders.http_alone(clear, tls),
             senders.http_dispatched(clear, tls, engine),
+            senders.profile_alone(clear, tls),
+            senders.profile_alone(clear, tls, BodyField("idempotency_key")),
         ],
         "HTTP over TLS": [senders.BareAiohttp(encrypted, tls), senders.http_alone(encrypted, tls)],
         "Stripe": [

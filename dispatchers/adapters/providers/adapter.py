@@ -203,10 +203,10 @@ class ProviderAdapter(HttpAdapter):
     def _written(self, delivery: Delivery, operation: Operation, place: KeyPlace, path: str) -> tuple[str, bytes]:
         """The path with its ids, and the body with the key where the body has it. Each attempt makes the same bytes."""
         payload = delivery.payload
-        ids = tuple(PLACEHOLDER.findall(path))
+        ids = tuple(PLACEHOLDER.findall(path)) if "{" in path else ()
         if (problem := problem_of(payload, operation, place, ids)) is not None:
             raise Malformed(f"the payload of {delivery.operation} {problem}")
-        path = path_of(path, payload)
+        path = path_of(path, payload) if ids else path
         try:
             match place:
                 case BodyField():

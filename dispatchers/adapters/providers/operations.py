@@ -103,6 +103,8 @@ def _clash(payload: Mapping[str, Any], place: KeyPlace) -> str | None:
                 return None if isinstance(payload.get(path[:-2], []), list) else f"must have a list as {path[:-2]!r}"
         case _:
             return None
+    if "." not in path:
+        return f"must not set {path!r}: the adapter puts the key there" if path in payload else None
     if is_set(payload, path):
         return f"must not set {path!r}: the adapter puts the key there"
     return _blocked(payload, path)
