@@ -4,8 +4,10 @@ A client has the paths, the place of the key and the form of the answers from it
 """
 
 import asyncio
+import gc
 import json
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -129,6 +131,15 @@ ERRORS = {  # what each client raises for an error of the service
     "slack": "SlackApiError",
     "square": "ApiError",
 }
+
+
+@pytest.fixture(autouse=True)
+def leftover_connections() -> Iterator[None]:
+    """Some clients leave their connections to the garbage collector."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.mark.parametrize("name", KEYED)
