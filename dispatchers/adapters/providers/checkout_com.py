@@ -19,6 +19,7 @@ checkout_com = Profile(
         "https://www.checkout.com/docs/payments/manage-payments/retry-a-payment",
         "https://support.checkout.com/hc/en-us/articles/24570669653010",
         "https://support.checkout.com/hc/en-us/articles/26763450855186",
+        "https://support.checkout.com/hc/en-us/articles/26389366298514",
         "https://github.com/checkout/checkout-sdk-python",
     ),
     base_url="https://{prefix}.api.checkout.com",
@@ -42,6 +43,7 @@ checkout_com = Profile(
         "Your production account may have another window: ask Checkout.com, and give it as window=...",
         "An error is executed again under the same key.",
         "A declined payment is a success whose status is 'Declined'.",
+        "A capture or refund of the full balance that has happened answers 200 with its id, also under another key.",
         "Checkout.com recommends at least 30 seconds between two attempts.",
     ),
 )
