@@ -44,5 +44,8 @@ mollie = Profile(
     result=("id", "status"),
     error=("field",),
     error_answer={"status": "{status}", "title": "Error", "detail": "An error"},
-    notes=("A key is also bound to its path.",),
+    notes=(
+        "A key is also bound to its path.",
+        "Of two alike refunds in short succession the second waits: Mollie answers 409.",
+    ),
 )
