@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, select, true
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, and_, func, select, true
 
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.admin.read.keyset import following
@@ -116,10 +116,14 @@ def list_requests(
     if wanted.state is not None and wanted.state not in states:
         raise InvalidValue("state", wanted.state, f"must be one of {states}, or None for answered requests")
     read_by_index(connection)
-    conditions = _conditions(tables, wanted)
-    limit = max_rows if conditions else max_requests + 1
-    rows = scanned(tables, wanted.state, after=after, limit=limit)
+    compared = _compared(wanted)
+    limit = max_rows if compared else max_requests + 1
+    # With the columns that are compared: a list of records reads each row once, and not again by its id.
+    of_list = () if wanted.state == MISMATCHED else compared
+    rows = scanned(tables, wanted.state, *(tables.record.c[name] for name in of_list), after=after, limit=limit)
     part = rows.subquery("scanned")
+    row = part if of_list else tables.record
+    conditions = [row.c[name] == value for name, value in compared.items()]
     found: Any = (
         _summaries(tables).add_columns(part.c.at).join(part, part.c.id == tables.record.c.id).where(*conditions)
     )
@@ -128,7 +132,7 @@ def list_requests(
     if len(page) > max_requests:
         last: Any = page[max_requests - 1]
     else:
-        last = connection.execute(rows.offset(max_rows - 1).limit(1)).one_or_none() if conditions else None
+        last = connection.execute(rows.offset(max_rows - 1).limit(1)).one_or_none() if compared else None
     return RequestPage(
         at=database_now(connection),
         requests=[summary(row) for row in page[:max_requests]],
@@ -136,21 +140,25 @@ def list_requests(
     )
 
 
-def scanned(tables: Tables, state: str | None, *, after: Place[UUID] | None, limit: int) -> Select[datetime, UUID]:
-    """The first records of a list, by its index: `at` and `id`."""
+def scanned(
+    tables: Tables, state: str | None, *columns: Column[Any], after: Place[UUID] | None, limit: int
+) -> Select[*tuple[Any, ...]]:
+    """The first records of a list, by its index: `at`, `id` and these columns of the list's table."""
     record, mismatch = tables.record, tables.mismatch
     if state in OPEN_STATES:
         at = record.c.created_at
-        rows = select(at.label("at"), record.c.id).where(is_open(record, state), *following(after, at, record.c.id))
+        rows = select(at.label("at"), record.c.id, *columns)
+        rows = rows.where(is_open(record, state), *following(after, at, record.c.id))
         return rows.order_by(at, record.c.id).limit(limit)
     at, id = (mismatch.c.last_at, mismatch.c.id) if state == MISMATCHED else (record.c.keep_until, record.c.id)
-    rows = select(at.label("at"), id).where(true() if state == MISMATCHED else record.c.answered_at.is_not(None))
+    rows = select(at.label("at"), id, *columns)
+    rows = rows.where(true() if state == MISMATCHED else record.c.answered_at.is_not(None))
     rows = rows.where(*following(after, at, id, is_descending=True, has_ids_descending=True))
     return rows.order_by(at.desc(), id.desc()).limit(limit)
 
 
-def _conditions(tables: Tables, wanted: RequestFilter) -> list[ColumnElement[bool]]:
-    record = tables.record
+def _compared(wanted: RequestFilter) -> dict[str, Any]:
+    """The columns of a record that are compared, with their values."""
     given = {
         "parent": wanted.key,
         "env": wanted.env,
@@ -158,7 +166,7 @@ def _conditions(tables: Tables, wanted: RequestFilter) -> list[ColumnElement[boo
         "source": wanted.source,
         "status": wanted.status,
     }
-    return [record.c[name] == value for name, value in given.items() if value is not None]
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _summaries(tables: Tables) -> Select[Any]:

@@ -17,9 +17,9 @@ from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatcher
 from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 
-MAX_STATES = 20_000  # counted by state: an open page asks again every five seconds
-MAX_DOUBTFUL = 20_000
-"""How many entries that may have been sent are read to count the uncertain ones: some 20 ms."""
+MAX_STATES = 10_000  # counted by state: an open page asks again every five seconds
+MAX_DOUBTFUL = 10_000
+"""How many entries that may have been sent are read to count the uncertain ones: some 10 ms, and 100 ms if far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Summary:
 
 
 def read_summary(connection: Connection, tables: Tables) -> Summary:
-    """Reads some 70,000 rows of indexes at most."""
+    """Reads some 50,000 rows of indexes at most."""
     read_by_index(connection)
     queue, record = tables.queue, tables.record
     destinations = read_destinations(connection, tables)

@@ -303,7 +303,7 @@ OPERATOR: list[tuple[Callable[[Paths], None], int]] = [
     (Paths.find, 13_000),  # two searches of 500 of each list, each with its entry and its row
     (Paths.summarize, 100_000),  # what may be counted
     (Paths.list_groups, 10_000),
-    (Paths.list_requests, 3000),
+    (Paths.list_requests, 1200),
     (Paths.list_parent, 40),
     (Paths.show, 20),
     (Paths.diagnose, 60_000),  # of each destination the first due entries and the last, by several checks
