@@ -1,6 +1,5 @@
 """The faulty server has the faults that it declares: a kinder one would let adapters pass."""
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,7 @@ import httpx
 import pytest
 
 from dispatchers.testing import faulty_http
-from dispatchers.testing.faulty_http import DRIP_SECONDS, LARGE_BYTES, Behaviour, FaultyHttp
+from dispatchers.testing.faulty_http import Behaviour, FaultyHttp
 
 
 @pytest.fixture
@@ -62,34 +61,6 @@ def test_a_client_that_hopes_for_the_best_meets(
     assert len(remote.requests) == 1
 
 
-def test_no_server_listens_where_connections_are_refused(remote: FaultyHttp) -> None:
-    with pytest.raises(httpx.ConnectError):
-        put(remote, faulty_http.refuse)
-
-    assert remote.requests == []
-
-
-@pytest.mark.parametrize("behaviour", [faulty_http.drip_head, faulty_http.drip_body()])
-def test_a_drip_outlasts_every_timeout_of_a_single_read(remote: FaultyHttp, behaviour: Behaviour) -> None:
-    remote.behave(behaviour)
-    url = httpx.URL(remote.url)
-
-    with socket.create_connection((url.host, int(url.port or 0)), timeout=60) as connection:
-        connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-        started = time.monotonic()
-        while time.monotonic() < started + 10 * DRIP_SECONDS:
-            assert connection.recv(1)  # raises when a second passes without a byte
-
-
-@pytest.mark.parametrize("behaviour", [faulty_http.giant(), faulty_http.gzip_bomb()])
-def test_a_giant_is_as_large_as_it_says(remote: FaultyHttp, behaviour: Behaviour) -> None:
-    remote.behave(behaviour)
-
-    response = httpx.put(remote.url, trust_env=False, timeout=60)
-
-    assert len(response.content) == LARGE_BYTES
-
-
 def test_a_quotation_holds_the_credentials_where_services_write_texts(remote: FaultyHttp) -> None:
     response = put(remote, faulty_http.echo(402), headers={"Authorization": "Bearer sesame"})
 
@@ -109,26 +80,6 @@ def test_who_waits_is_cut_off_when_the_behaviour_changes(remote: FaultyHttp) -> 
 
     assert isinstance(error, httpx.RemoteProtocolError)
     assert len(remote.requests) == 1
-
-
-def test_a_redirect_leads_to_where_a_follower_is_seen(remote: FaultyHttp) -> None:
-    with pytest.raises(httpx.TooManyRedirects):
-        put(remote, faulty_http.redirect(307), follow_redirects=True)
-
-    assert {request.target for request in remote.requests} == {"/contacts?a=1", "/elsewhere"}
-
-
-def test_an_answer_comes_twice_to_one_request(remote: FaultyHttp) -> None:
-    remote.behave(faulty_http.answer_twice())
-    url = httpx.URL(remote.url)
-
-    with socket.create_connection((url.host, int(url.port or 0)), timeout=60) as connection:
-        connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-        received = b""
-        while received.count(b"{}") < 2:
-            received += connection.recv(65536)
-
-    assert received.count(b"HTTP/1.1 200") == 2
 
 
 def test_a_server_that_does_not_run_says_so() -> None:

@@ -56,8 +56,6 @@ class Shop:
                 raise RuntimeError("the handler failed")
             case "commit fails":
                 session.execute(sa.text("INSERT INTO fussy VALUES (1), (1)"))
-            case "commit hangs":
-                session.execute(sa.text("INSERT INTO slow VALUES (1)"))
             case "meets another":
                 self.meet_another()
                 session.execute(sa.text("UPDATE hot SET n = n + 1"))

@@ -1,8 +1,6 @@
 """What only ASGI has: a client that hangs up, a task that is cancelled, a file sent by its path, an answer before the commit."""
 
 import asyncio
-import selectors
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,9 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support.asgi_wire import HEADERS, LoginNeeded, Wire, answer_of, app_of, idempotency_of, scope_of, to_login
-from support.database import ALL, NOTHING, Database, Order
-from support.http_requests import serving_asgi, starlette_app
+from support.asgi_wire import LoginNeeded, Wire, answer_of, app_of, idempotency_of, scope_of, to_login
+from support.database import NOTHING, Database, Order
 from support.http_shop import Shop
-from test_requests import until_a_session_waits
 
 import outbox
 from outbox.http.starlette import IdempotencyMiddleware
@@ -46,44 +42,6 @@ def claiming(shop: Shop, answer: Callable[[], Any]) -> Starlette:
 
 
 # --- before the first byte
-
-
-def test_no_byte_leaves_before_the_commit(shop: Shop) -> None:
-    """The commit waits for a lock; until its release, the client has nothing to read."""
-    shop.database.execute(sa.text("CREATE TABLE slow (id int)"))
-    shop.database.execute(
-        sa.text(
-            "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$"
-        )
-    )
-    shop.database.execute(
-        sa.text(
-            "CREATE CONSTRAINT TRIGGER held AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED"
-            " FOR EACH ROW EXECUTE FUNCTION hold()"
-        )
-    )
-    body = b'{"do": "commit hangs"}'
-    head = ["POST /orders HTTP/1.1", "Host: shop", f"Content-Length: {len(body)}", "Content-Type: application/json"]
-    request = "\r\n".join([*head, *(f"{name}: {value}" for name, value in HEADERS.items()), "", ""]).encode() + body
-
-    with shop.database.engine.connect() as holder, serving_asgi(starlette_app(shop)) as url:
-        holder.execute(sa.text("SELECT pg_advisory_lock(42)"))
-        port = int(url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-            client.sendall(request)
-            until_a_session_waits(shop.database)
-
-            assert not is_readable(client)
-            holder.execute(sa.text("SELECT pg_advisory_unlock(42)"))
-            assert client.recv(65536).startswith(b"HTTP/1.1 201")
-    assert shop.database.counts() == ALL
-
-
-def is_readable(connection: socket.socket) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        return bool(selector.select(timeout=0))
 
 
 def test_nothing_is_passed_to_the_server_before_the_commit(shop: Shop) -> None:

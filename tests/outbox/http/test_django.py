@@ -289,14 +289,6 @@ def test_a_scope_that_is_no_function_is_an_error(scope: Any) -> None:
         Idempotency(scope=scope)
 
 
-def test_an_app_says_itself_what_must_be_equal(shop: Database, ob: outbox.Outbox) -> None:
-    for body_of in ({"amount": 1}, {"amount": 1}, {"amount": 2}):
-        answer = ask(lambda request, claimed: HttpResponse(status=201), ob, content=lambda request, body=body_of: body)
-
-    assert answer.status_code == 422
-    assert len(shop.records) == 1
-
-
 def test_a_row_of_the_database_is_seen_by_both(shop: Database) -> None:
     with transaction.atomic():
         place()
