@@ -390,12 +390,17 @@ def test_tls_that_fails_has_its_reason(kind: str, tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == (f"tls: {kind}", Deferred(f"nothing was sent: tls: {kind} (connect)"))
 
 
-@pytest.mark.parametrize(("how", "expected"), [("close", "handshake failed"), ("hang", "handshake timed out")])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("close", "handshake failed"), ("in clear", "handshake failed"), ("hang", "handshake timed out")],
+)
 def test_a_server_without_tls_has_its_reason(how: str, expected: str) -> None:
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         if how == "hang":
             await reader.read()
+        elif how == "in clear":
+            writer.write(b"not TLS")
 
     async def scenario() -> str:
         async with listening(server) as url:

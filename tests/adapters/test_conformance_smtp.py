@@ -55,6 +55,7 @@ class SmtpSuite(AdapterSuite):
         Scenario("greylisted", at(RCPT="450 4.2.1 ada@example.com"), Deferred, requests=0),
         Scenario("sender refused", at(MAIL="550 5.7.1 not you"), Rejected, requests=0),
         Scenario("no recipient", at(), Rejected, payload={"subject": "Your invoice", "text": ""}, requests=0),
+        Scenario("no object", at(), Rejected, payload=[], requests=0),
         Scenario("login refused", at(AUTH=f"535 5.7.8 AUTH PLAIN {LOGIN}"), Deferred, requests=0),
         Scenario("connection refused", {NO_LISTENER: ""}, Deferred, requests=0),
         Scenario("not greeted", at(greeting=CLOSE), Deferred, requests=0),
