@@ -1,11 +1,12 @@
 """Which messages RabbitMqAdapter leaves in doubt when a channel ends, with an imitation of the server."""
 
 import asyncio
+from datetime import timedelta
 
 from support.daemons import wait_for
 from support.deliveries import ask
 from support.fake_broker import HANG
-from support.fake_rabbitmq import FORBIDDEN, FakeRabbitMq
+from support.fake_rabbitmq import BLOCK, FORBIDDEN, FakeRabbitMq
 
 from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import RabbitMqAdapter
@@ -50,3 +51,18 @@ def test_each_message_in_flight_on_a_refused_channel_is_in_doubt() -> None:
         outcomes = asyncio.run(run(server))
 
     assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
+
+
+def test_what_a_blocked_connection_cannot_write_is_not_in_doubt() -> None:
+    async def run(server: FakeRabbitMq) -> list[Outcome]:
+        adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", timeout=timedelta(seconds=4))
+        outcomes = [await ask(adapter, key="ck1_first"), await ask(adapter, key="ck1_blocked")]
+        await adapter.aclose()
+        return outcomes
+
+    with FakeRabbitMq() as server:
+        server.behave({"publish": BLOCK})
+        first, blocked = asyncio.run(run(server))
+
+    assert isinstance(first, Delivered)
+    assert blocked == Deferred("the server takes no messages now (connection.blocked)", cooldown=True)

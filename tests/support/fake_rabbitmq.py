@@ -11,7 +11,7 @@ from pamqp.heartbeat import Heartbeat
 
 from support.fake_broker import CLOSE, HANG, FakeBroker
 
-NO_QUEUE, NACK, FORBIDDEN = "no queue", "nack", "forbidden"
+NO_QUEUE, NACK, FORBIDDEN, BLOCK = "no queue", "nack", "forbidden", "block"
 CAPABILITIES = {"capabilities": {"publisher_confirms": True, "basic.nack": True, "connection.blocked": True}}
 
 
@@ -112,4 +112,6 @@ class _Exchange:
                 self._say(channel, commands.Basic.Return(312, "NO_ROUTE", "", "orders.placed"))
                 self._say(channel, ContentHeader(0, 1, self._properties))
                 self._say(channel, ContentBody(b"x"))
+            elif how == BLOCK:  # as RabbitMQ does where memory or disk run low: a connection is blocked as it publishes
+                self._say(0, commands.Connection.Blocked("low on memory"))
             self._say(channel, commands.Basic.Ack(self._count))
