@@ -254,6 +254,34 @@ def test_all_that_failed_are_asked_for_again_once(database: Database, ob: outbox
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 5
 
 
+def test_two_who_ask_again_in_bulk_make_one_entry_each(postgresql: Database, ob: outbox.Outbox) -> None:
+    ids = put(postgresql, ob, count=150)
+    row = {"state": "failed", "deliveries": 1, "attempts": 1, "key_epoch": 0, "settled_at": sa.func.now()}
+    postgresql.execute(sa.delete(TABLES.queue))
+    for id in ids:
+        postgresql.execute(sa.insert(TABLES.settlement).values(id=id, **row))
+    decision = deciding(ob.configuration)
+    with postgresql.engine.connect() as connection:
+        found = preview(connection, TABLES, Filter(states=("failed",)), decision)
+    barrier, results = threading.Barrier(2), []
+
+    def operate() -> None:
+        barrier.wait()
+        *_, last = decide(postgresql.engine, TABLES, decision, found, pause=lambda seconds: None)
+        results.append(last)
+
+    operators = [threading.Thread(target=operate) for _ in range(2)]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join()
+
+    assert sum(result.done for result in results) == 150
+    assert [result.done + sum(result.skipped.values()) for result in results] == [150, 150]
+    assert len(postgresql.entries) == 300
+    assert len(postgresql.rows(TABLES.event)) == 150
+
+
 def test_what_maintenance_deletes_meanwhile_is_counted_as_deleted(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,13 @@
 """What a dispatcher does about its leases and permits, on a clock of the test's own. The simulation plays the rest."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from support.database import Database
-from support.entries import Blocking, change, dispatcher, pumping, put, put_one, queue_row, states, until_true
+from support.entries import Blocking, change, dispatcher, pumping, put, put_one, queue_row, state, states, until_true
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -56,6 +56,23 @@ def test_nothing_is_sent_that_would_outlive_its_lease(
 
     assert len(adapter.deliveries) == sent
     assert sent or (queue_row(sqlite, id).attempts, queue_row(sqlite, id).maybe_sent) == (0, False)
+
+
+@pytest.mark.parametrize(("of_claims", "sent", "becomes"), [(0.0, 1, "delivered"), (45.0, 0, "uncertain")])
+def test_nothing_is_sent_again_whose_window_ended_since_the_claim(
+    sqlite: Database, ob: outbox.Outbox, of_claims: float, sent: int, becomes: str
+) -> None:
+    """Half a minute of it is left at the claim, by the database's clock."""
+    id, window, margin = put_one(sqlite, ob), 3600 * SECONDS, 5 * SECONDS
+    doubt = datetime.now(UTC) - (window - SECONDS - margin) + 30 * SECONDS
+    change(sqlite, id, state="retry", maybe_sent=True, in_doubt_since=doubt, attempts=1, deliveries=1)
+    store, adapter = SlowStore(sqlite, ob, of_claims=of_claims), MemoryAdapter(window=window, timeout=SECONDS)
+    lease = {"lease": 60 * SECONDS, "margin": margin}
+    working = dispatcher(None, ob, store=store, clock=lambda: store.seconds, adapters={"crm": adapter}, **lease)
+
+    asyncio.run(working.run_once())
+
+    assert (len(adapter.deliveries), state(sqlite, id)) == (sent, becomes)
 
 
 def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(sqlite: Database, ob: outbox.Outbox) -> None:

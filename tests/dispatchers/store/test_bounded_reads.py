@@ -186,7 +186,8 @@ class Paths:
 
     def list_ended(self) -> None:
         with self.engine.begin() as connection:
-            admin.list_entries(connection, TABLES, Filter(states=ENDED_STATES), max_entries=50)
+            for since in (None, HOUR):
+                admin.list_entries(connection, TABLES, Filter(states=ENDED_STATES, since=since), max_entries=50)
 
     def list_waiting(self) -> None:
         self.list_pages(Filter())
