@@ -24,7 +24,7 @@ from support.entries import (
     state,
     states,
 )
-from support.ordering import put_in_group
+from support.ordering import OrderedService, put_in_group, send_all
 
 import outbox
 from dispatchers import Rejected
@@ -336,6 +336,19 @@ def test_what_has_ended_is_not_sent_again_though_it_is_in_the_queue(
     assert (queue_row(database, ended), settlement_row(database, ended)) == (None, settlement)
     assert reasons(database, ended) == ["no", "it was in the queue although it had ended as failed"]
     assert len(warned(caplog, ended)) == 1
+
+
+def test_a_group_continues_after_an_entry_that_had_ended_before(database: Database, ob: outbox.Outbox) -> None:
+    service = OrderedService()
+    (first,) = put_in_group(database, ob, "first")
+    before = queue_row(database, first)
+    send_all(database, ob, service)
+    restore_to_queue(database, before)
+    put_in_group(database, ob, "second", "third")
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "second", "third"]}
 
 
 def test_an_entry_that_gets_a_settlement_meanwhile_harms_no_other(
