@@ -14,6 +14,7 @@ from outbox.times import EPOCH
 
 MAX_BATCH_ENTRIES = 500  # a larger claim saves little, and its entries wait longer for their sends
 MAX_DESTINATIONS = 100  # destinations in one claim; the others follow in the next ones
+MAX_LOOKED_AT = 1000  # destinations that one claim looks at, if it asks for any: of 100,000 accounts most may be paused
 UNSERVED_SECONDS = 10.0  # between two full reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # an entry whose transaction commits later than this is found by the next full read
 MAX_UNSERVED = 500  # operations: their names come from rows, so their number needs a limit
@@ -246,31 +247,37 @@ class Scheduler:
         most = free = min(self.destinations.free, MAX_BATCH_ENTRIES)
         self._is_short |= free <= 0
         most_called = free_called = self._pace.free
-        for name in self._turns.next(with_held=most_called > 0) if free > 0 else ():
+        names = self._turns.next(with_held=most_called > 0) if free > 0 else ()
+        for number, name in enumerate(names, start=1):
             destination = self._of[name]
-            if self._is_shut(destination, now):
-                self._is_short |= destination.is_full  # it opens when a send ends, and not by the clock
-                continue
-            is_called = self.destinations.has_callbacks(destination)
-            if is_called and not most_called:
-                self._turns.hold(name)
-                continue
-            permits = min(self.destinations.free_of(destination, now), most)
-            if is_called:
-                permits = min(permits, self._pace.free_of(destination), most_called)
+            permits = self._permits(destination, most, most_called, now)
             if permits > 0:
+                is_called = self.destinations.has_callbacks(destination)
                 reserved, called = min(permits, free), min(permits, free_called) if is_called else None
                 recent = self._recent(destination, now)
                 quota = Quota(name, permits, destination.due_from, reserved=reserved, called_back=called, recent=recent)
                 quotas.append(self.destinations.reserve_quota(quota))
                 free -= reserved
                 free_called -= called or 0
-            else:
-                self._is_short = True
-            if len(quotas) >= MAX_DESTINATIONS:
+            if len(quotas) >= MAX_DESTINATIONS or (quotas and number >= MAX_LOOKED_AT):
                 break
         share = self.destinations.share
         return quotas if share is None else self._within(share, quotas, now)
+
+    def _permits(self, destination: Destination, most: int, most_called: int, now: float) -> int:
+        """How many of its entries a claim asks for. If callbacks have no room for any, the destination keeps its turn."""
+        if self._is_shut(destination, now):
+            self._is_short |= destination.is_full  # it opens when a send ends, and not by the clock
+            return 0
+        is_called = self.destinations.has_callbacks(destination)
+        if is_called and not most_called:
+            self._turns.hold(destination.name)
+            return 0
+        permits = min(self.destinations.free_of(destination, now), most)
+        if is_called:
+            permits = min(permits, self._pace.free_of(destination), most_called)
+        self._is_short |= permits <= 0
+        return permits
 
     def _next_known(self, now: float) -> list[Quota]:
         """The quotas for entries whose end is stored. Nothing is sent, so neither a destination's permits nor its pause count.

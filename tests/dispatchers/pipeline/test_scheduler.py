@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dispatchers.flow_control.quota import max_entries
 from dispatchers.pipeline.destinations import MAX_REMEMBERED, Destinations
-from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, Scheduler
+from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, MAX_LOOKED_AT, Scheduler
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
@@ -192,6 +192,21 @@ def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
     quotas = scheduler.next_quotas(5.0)
     assert [(quota.destination, quota.permits) for quota in quotas] == [("dead", 5), ("stripe", 5)]
     assert max_entries(quotas) == 5
+
+
+def test_a_claim_looks_at_some_only_of_very_many_that_are_shut() -> None:
+    names = [f"d{number:05}" for number in range(3 * MAX_LOOKED_AT)]
+    destinations = Destinations(permits=10, permits_in_all=10)
+    scheduler = Scheduler(names, destinations)
+    for name in names[1:-1]:
+        destinations.of[name].shut_until = 60.0
+
+    scheduler.begin_round()
+
+    first, second = scheduler.next_quotas(0), scheduler.next_quotas(0)
+
+    assert [[quota.destination for quota in quotas] for quotas in (first, second)] == [[names[0]], [names[-1]]]
+    assert scheduler.all_asked
 
 
 def test_a_destination_with_a_concurrency_of_its_own_has_so_many_permits() -> None:

@@ -53,5 +53,6 @@ class Crowd:
         with ExitStack() as patches:
             if self.is_here:
                 patches.enter_context(patch.object(scheduler, "MAX_DESTINATIONS", self._max_destinations))
+                patches.enter_context(patch.object(scheduler, "MAX_LOOKED_AT", self._max_destinations))
                 patches.enter_context(patch.object(claim_loops, "CLAIM_LOOPS", 1))
             yield
