@@ -267,17 +267,17 @@ class ClaimLoops:
         while not stopping.is_set():
             if is_first:
                 self._follow_hints()
-            progress = await self._exchange_patiently(stopping)
+            progress = await self._exchange_patiently(stopping, is_first=is_first)
             if is_first:
                 self._wakeup.asked(progress.claimed)
             if not (progress.has_more or (progress.asked and not self._scheduler.all_asked)):
                 await self._rest(stopping, is_first=is_first)
 
-    async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
+    async def _exchange_patiently(self, stopping: asyncio.Event, *, is_first: bool) -> Progress:
         (first, most), tries = STORE_RETRY_SECONDS, 0
         while not stopping.is_set():
             try:
-                if self._must_sweep():
+                if self._clock() >= self._sweeps_at(is_first=is_first):
                     await self.sweep()
                     self._guard.report()
                     if stopping.is_set():  # set during the sweep: entries claimed now would never be sent
@@ -302,6 +302,8 @@ class ClaimLoops:
         now = self._clock()
         until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.in_batches.again_in)
         until = min(until, self._wakeup.polls_at(self._rng.random(), is_first=is_first))
+        if not (is_first or self._is_idle):
+            until = min(until, self._sweeps_at(is_first=False))
         if not self._collector.in_batches:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
@@ -417,11 +419,17 @@ class ClaimLoops:
 
     # --- changes by other processes
 
-    def _must_sweep(self) -> bool:
-        """Whether a sweep is due. While hinted entries wait to be claimed, it may be late by the same time again."""
-        is_idle = self._wakeup.is_listening and not (self._has_claimed or self.in_flight())
-        seconds = IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS
-        return self._clock() - self._swept_at >= (2 * seconds if self._scheduler.is_hinted else seconds)
+    @property
+    def _is_idle(self) -> bool:
+        return self._wakeup.is_listening and not (self._has_claimed or self.in_flight())
+
+    def _sweeps_at(self, *, is_first: bool) -> float:
+        """When a loop sweeps. In a busy dispatcher the first loop leaves it to the others for as long again: hints would wait for
+        the end of its sweep. While hinted entries wait to be claimed, each sweep may be as late.
+        """
+        seconds = IDLE_SWEEP_SECONDS if self._is_idle else SWEEP_SECONDS
+        may_be_late = self._scheduler.is_hinted or (is_first and not self._is_idle)
+        return self._swept_at + (2 * seconds if may_be_late else seconds)
 
     @property
     def _is_stale(self) -> bool:

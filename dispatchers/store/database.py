@@ -108,6 +108,8 @@ class DatabaseStore:
             app=callback_transactions,
         )
         self._stuck_groups = StuckGroups(self.tables)
+        names = destination_names(self.tables)
+        self._names = select(names.c.name).where(names.c.name.is_not(None))
         self._callbacks_read: str | None = None
         self._made_rows: set[str] = set()
         self._reads_server = True
@@ -227,12 +229,9 @@ class DatabaseStore:
             return await self._run(work)
 
     async def survey(self) -> Survey:
-        names = destination_names(self.tables)
-        found = select(names.c.name).where(names.c.name.is_not(None))
-
         def work(connection: Connection) -> Survey:
             self._stuck_groups.sweep(connection)
-            destinations = list(connection.execute(found).scalars())
+            destinations = list(connection.execute(self._names).scalars())
             return Survey(
                 destinations,
                 read_flow_states(connection, self.tables),

@@ -6,14 +6,15 @@ be impossible: a defect, another program, a row that was changed by hand. Otherw
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, exists, select
+from sqlalchemy import Connection, Select, Text, bindparam, exists, select
 
 from dispatchers.store.records.queries import ordering_keys
 from outbox.sql.ordering import Place, advance, is_blocked
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.sql.statements import read_by_index
 
 log = logging.getLogger("outbox.dispatcher")
@@ -32,11 +33,8 @@ class StuckGroups:
     def sweep(self, connection: Connection) -> None:
         """Look at the next groups, and make the stuck ones due."""
         read_by_index(connection)
-        keys = ordering_keys(self._tables, self._after, MAX_GROUPS)
-        head = head_of(self._tables, keys.c.key).correlate(keys).scalar_subquery()
-        groups = [
-            row for row in connection.execute(select(keys.c.key, head).order_by(keys.c.number)) if row[0] is not None
-        ]
+        asked = _next_groups(self._tables, MAX_GROUPS, is_first=self._after is None)
+        groups = [row for row in connection.execute(asked, {"after": self._after}) if row[0] is not None]
         for key in free_stuck(connection, self._tables, [head for _, head in groups if head is not None]):
             log.error(
                 "ordering group %r was stuck: its first entry was blocked, but nothing blocked it. The entry is due now. This"
@@ -44,6 +42,14 @@ class StuckGroups:
                 key,
             )
         self._after = groups[-1][0] if len(groups) == MAX_GROUPS else None
+
+
+@lru_cache(MAX_STATEMENTS)
+def _next_groups(tables: Tables, most: int, *, is_first: bool) -> Select[str, UUID]:
+    """The keys of the next groups with the first entry of each; the last row may be NULL. is_first: not after a key."""
+    keys = ordering_keys(tables, None if is_first else bindparam("after", type_=Text), most)
+    head = head_of(tables, keys.c.key).correlate(keys).scalar_subquery()
+    return select(keys.c.key, head).order_by(keys.c.number)
 
 
 def head_of(tables: Tables, ordering_key: Any) -> Select[UUID]:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, or_, select, update
 
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
@@ -29,7 +30,7 @@ from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 
 SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
@@ -46,13 +47,17 @@ def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
 
 def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
     """The states of the destinations that are throttled, have failures, or were paused at some time."""
-    destination = tables.destination
     now = database_now(connection)
-    noteworthy = or_(
-        is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None)
-    )
-    rows = connection.execute(select(destination).where(noteworthy))
+    rows = connection.execute(_noteworthy(tables), {"now": now})
     return FlowStates(now, {row.name: _flow(row) for row in rows})
+
+
+@lru_cache(MAX_STATEMENTS)
+def _noteworthy(tables: Tables) -> Select[Any]:
+    destination = tables.destination
+    throttled = is_throttled(tables, bindparam("now", type_=destination.c.cooldown_until.type))
+    had_news = or_(destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None))
+    return select(destination).where(or_(throttled, had_news))
 
 
 def make_rows(connection: Connection, tables: Tables, names: Iterable[str]) -> None:

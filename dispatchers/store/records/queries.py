@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     CTE,
+    BindParameter,
     Column,
     ColumnElement,
     Connection,
@@ -26,7 +28,7 @@ from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutco
 from outbox.requests.accepted import is_waiting
 from outbox.sql.clock import clock, database_now
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema.tables import Tables, is_open
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables, is_open
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
@@ -49,7 +51,7 @@ def destination_names(tables: Tables) -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
-def ordering_keys(tables: Tables, after: str | None, max_keys: int) -> CTE:
+def ordering_keys(tables: Tables, after: str | BindParameter[str] | None, max_keys: int) -> CTE:
     """A query of the columns `key` and `number`: the next ordering keys with entries in the queue, numbered from 1. If there are
     fewer, its last row is NULL. It is a skip scan too.
     """
@@ -111,9 +113,13 @@ def rows_of_each(connection: Connection, tables: Tables, found: Sequence[str], r
 
 def known_destinations(connection: Connection, tables: Tables) -> list[str]:
     """The destinations that have due entries whose end is stored: an operator's decisions, and callbacks that are due."""
+    return [name for name in connection.execute(_known_destinations(tables)).scalars() if name is not None]
+
+
+@lru_cache(MAX_STATEMENTS)
+def _known_destinations(tables: Tables) -> Select[str | None]:
     queue = tables.queue
-    of_each = select(queue.c.known).where(queue.c.known.is_not(None), queue.c.due_at <= clock()).distinct()
-    return list(connection.execute(of_each).scalars())
+    return select(queue.c.known).where(queue.c.known.is_not(None), queue.c.due_at <= clock()).distinct()
 
 
 # --- how long entries have been due

@@ -116,6 +116,43 @@ def test_an_outcome_begins_no_claim_while_hints_announce_what_is_due(
     asyncio.run(working_until(working, steps))
 
 
+def test_a_hinted_entry_is_sent_while_a_sweep_has_no_answer(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop that follows hints leaves the sweeps of a busy dispatcher to the others."""
+    monkeypatch.setattr(claim_loops, "SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(claim_loops, "IDLE_SWEEP_SECONDS", 3600.0)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+    apps, survey = elsewhere(postgresql), DatabaseStore.survey
+    swept, answer = asyncio.Event(), asyncio.Event()
+
+    async def sweep(self: DatabaseStore) -> Survey:
+        swept.set()
+        await answer.wait()
+        return await survey(self)
+
+    async def put_and_wait(number: int) -> None:
+        id = await asyncio.to_thread(put_by, apps, ob, number)
+        await until_true(lambda: settlement_row(postgresql, id) is not None, 20)
+
+    async def steps() -> None:
+        await asyncio.sleep(0.5)  # until it rests
+        monkeypatch.setattr(DatabaseStore, "survey", sweep)
+        try:
+            for number in range(5):
+                swept.clear()
+                answer.clear()
+                working._loops._swept_at = working._loops._clock() - 3600.0
+                await put_and_wait(2 * number)
+                await asyncio.wait_for(swept.wait(), 20)
+                await put_and_wait(2 * number + 1)
+                answer.set()
+        finally:
+            answer.set()
+
+    asyncio.run(working_until(working, steps))
+
+
 def test_hints_that_bring_nothing_do_not_put_the_poll_off(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
