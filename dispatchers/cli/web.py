@@ -3,6 +3,7 @@
 import importlib.util
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,10 +106,8 @@ def web(
         raise click.UsageError("--read-database is of one database: it is not possible with --databases")
     import uvicorn
 
-    from dispatchers.dashboard import Dashboard, FleetDashboard
     from dispatchers.dashboard.password_file import SIGN_OUT, SignOut
     from dispatchers.dashboard.protection import LocalHostsOnly
-    from dispatchers.process.databases_file import read_databases
 
     begin_log("info")
     settings: dict[str, Any] = {
@@ -120,18 +119,25 @@ def web(
         "outbox": outbox_of(env, options.Target(str(url or databases), schema, prefix)),
         "sign_out": None if users is None else f"{root_path}{SIGN_OUT}",
     }
-    app: ASGIApp
-    if url is None:
-        app = FleetDashboard(read_databases(str(databases)), **settings)
-    else:
-        read_url = None if read_database is None else existing(read_database, "--read-database")
-        app = Dashboard(existing(url), read_url=read_url, **settings)
+    app = _dashboard(url, databases, read_database, settings)
     if users is not None:
         app = SignOut(app)
     elif authenticate is None:
         app = LocalHostsOnly(app)
     server: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **server)  # else by WEB_CONCURRENCY
+
+
+def _dashboard(
+    url: str | None, databases: str | None, read_database: str | None, settings: Mapping[str, Any]
+) -> "ASGIApp":
+    from dispatchers.dashboard import Dashboard, FleetDashboard
+    from dispatchers.process.databases_file import read_databases
+
+    if url is None:
+        return FleetDashboard(read_databases(str(databases)), **settings)
+    read_url = None if read_database is None else existing(read_database, "--read-database")
+    return Dashboard(existing(url), read_url=read_url, **settings)
 
 
 def _authenticator(reference: str | None, users: str | None) -> "Authenticator":

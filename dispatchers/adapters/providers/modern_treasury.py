@@ -46,7 +46,7 @@ modern_treasury = Profile(
     error_answer={"errors": {"code": "error", "message": "An error", "parameter": None}},
     notes=(
         "A key is known for every path: a different request under it gets the first one's answer.",
-        "HTTP 409 is both a key in use and a conflict, such as an external_id that exists: an entry with such a conflict waits until"
-        " its window ends.",
+        "HTTP 409 is both a key in use and a conflict, such as an external_id that exists: an entry with such a conflict waits"
+        " until its window ends.",
     ),
 )
