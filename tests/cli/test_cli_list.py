@@ -72,6 +72,7 @@ def test_what_ended_long_ago_is_listed_only_when_asked_for(database: Database, o
 
     assert re.fullmatch(r"none ended since \S+Z; --since 30d lists older ones\n", printed)
     assert ids(document("list", "--state", "delivered", "--since", "4d", database=database)) == [id]
+    assert " 3d ago" in succeeded("list", "--state", "delivered", "--since", "4d", database=database)
     assert ids(document("list", "--state", "delivered", "--since", "2020-01-01", database=database)) == [id]
     parent = ("--parent", "order:0", "--env", "test")
     assert ids(document("list", "--state", "delivered", *parent, database=database)) == [id]
