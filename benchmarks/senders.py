@@ -196,7 +196,7 @@ def http_dispatched(url: str, tls: ssl.SSLContext, engine: Engine) -> Dispatched
 
 
 def profile_alone(url: str, tls: ssl.SSLContext, key: Header | BodyField = HEADER_KEY) -> Alone:
-    """The same request as that of `http_alone`, as the operation of a profile."""
+    """The request of `http_alone`, as the operation of a profile."""
     crm = Profile(
         name="crm",
         title="CRM",

@@ -212,6 +212,26 @@ def test_a_delete_without_a_payload_has_no_body(remote: FaultyHttp) -> None:
     )
 
 
+def test_an_operation_has_the_key_of_its_own_place_and_no_other(remote: FaultyHttp) -> None:
+    operations = {
+        "a": Post("/a", key=Header("X-Own-Key")),
+        "b": Post("/b", key=NoKey()),
+        "c": Post("/c", key=BodyField("key")),
+        "d": Post("/d"),
+    }
+    adapter = profile(operations=operations)(api_key="k", base_url=remote.url)
+
+    for name in operations:
+        send((adapter.parts or {}).get(name, adapter), f"pay.{name}", {})
+
+    with_key = [
+        [name for name in ("x-own-key", "idempotency-key") if name in request.headers]
+        + ["body"] * (b"ck1_" in request.body)
+        for request in remote.requests
+    ]
+    assert with_key == [["x-own-key"], [], ["body"], ["idempotency-key"]]
+
+
 # --- what an answer means
 
 SIGNALS: dict[str, Any] = {
@@ -489,6 +509,14 @@ def test_a_credential_that_cannot_be_had_defers_the_send(remote: FaultyHttp) -> 
     outcome = send(profile()(api_key=fails, base_url=remote.url), "pay.payments.create", {})
 
     assert outcome == Deferred("nothing was sent: the function of a credential raised OSError", cooldown=True)
+    assert remote.requests == []
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "", "ümlaut"])
+def test_a_credential_that_no_header_can_have_defers_the_send(remote: FaultyHttp, token: str) -> None:
+    outcome = send(profile()(api_key=lambda: token, base_url=remote.url), "pay.payments.create", {})
+
+    assert isinstance(outcome, Deferred)
     assert remote.requests == []
 
 

@@ -85,8 +85,9 @@ class Service:
         fields = _fields(payload)
         content, content_type = _body(fields)
         own = self._own_headers(fields)
+        key_header = None if self.key_header is None else (self.key_header, key)
         return self.made(
-            _method(fields), fields.get("url", ""), content, content_type, own=own, key=key, passed_on=passed_on
+            _method(fields), fields.get("url", ""), content, content_type, own=own, key=key_header, passed_on=passed_on
         )
 
     def made(
@@ -97,17 +98,20 @@ class Service:
         content_type: str | None,
         *,
         own: Mapping[str, str],
-        key: str,
+        key: Header | None,
         passed_on: Mapping[str, str],
     ) -> Outgoing:
-        """The request of checked parts. own: the headers of this request alone. Raises `Malformed` for the URL."""
+        """The request of checked parts. own: the headers of this request alone. key: its header for the key, if it has one.
+
+        Raises `Malformed` for the URL.
+        """
         may_pass = self._may_pass(passed_on, own)
         headers = {**AGENT, **_by_name(may_pass), **_by_name(own), **self.by_name}
         if content_type is not None:
             headers["content-type"] = ("Content-Type", content_type)
-        if self.key_header is not None:
-            headers[self.key_header.lower()] = (self.key_header, key)
-        echo = None if self.key_header is None else Echo(self.key_header, key)
+        if key is not None:
+            headers[key[0].lower()] = key
+        echo = None if key is None else Echo(*key)
         return Outgoing(method, self._target(url), list(headers.values()), content, echo=echo)
 
     def reading(self, url: str, *, passed_on: Mapping[str, str]) -> Outgoing:

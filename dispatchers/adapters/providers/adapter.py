@@ -15,7 +15,7 @@ from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.http.adapter import HttpAdapter
 from dispatchers.adapters.http.request import JSON, Malformed
 from dispatchers.adapters.http_client.request_writer import Outgoing
-from dispatchers.adapters.http_client.transport import Answer
+from dispatchers.adapters.http_client.transport import HEADER_VALUE, Answer
 from dispatchers.adapters.providers.answers import is_repeated, outcome_by
 from dispatchers.adapters.providers.auth import PLACEHOLDER, Setting, check_settings, filled
 from dispatchers.adapters.providers.json_paths import Blocked, put
@@ -36,6 +36,7 @@ from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat,
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
+CONTENT_TYPES: Final = {"json": "application/json", "form": "application/x-www-form-urlencoded"}
 DATED: Final = ("key", "window", "window_from", "stores", "compares", "scope", "in_flight", "mismatch", "duplicate")
 """The fields of a profile that state what the service guarantees."""
 
@@ -91,7 +92,7 @@ class ProviderAdapter(HttpAdapter):
         super().__init__(
             base_url=filled(base_url or profile.base_url, settings),
             headers=self._constant,
-            key_header=place.name if isinstance(place, Header) else None,
+            key_header=None,
             timeout=timeout,
             at_least_once=at_least_once,
             retry=retry,
@@ -188,16 +189,14 @@ class ProviderAdapter(HttpAdapter):
             raise Malformed(
                 f"the payload of {name} must be {'an object' if operation.payload == 'object' else 'a list'}"
             )
-        kind = (
-            ("application/json" if operation.content == "json" else "application/x-www-form-urlencoded")
-            if content
-            else None
-        )
-        own = {place.name: delivery.key} if isinstance(place, Header) and place is not self.profile.key else {}
-        if self._expiring:
-            own |= self._present()
         return self._service.made(
-            operation.method, path, content, kind, own=own, key=delivery.key, passed_on=delivery.headers
+            operation.method,
+            path,
+            content,
+            CONTENT_TYPES[operation.content] if content else None,
+            own=self._present() if self._expiring else {},
+            key=(place.name, delivery.key) if isinstance(place, Header) else None,
+            passed_on=delivery.headers,
         )
 
     def _written(self, delivery: Delivery, operation: Operation, place: KeyPlace, path: str) -> tuple[str, bytes]:
@@ -233,6 +232,8 @@ class ProviderAdapter(HttpAdapter):
             raise NoCredential(
                 f"nothing was sent: the function of a credential raised {type(error).__name__}"
             ) from error
+        if not all(HEADER_VALUE.fullmatch(value) for value in headers.values()):
+            raise NoCredential("nothing was sent: the function of a credential returned what no header can have")
         if headers != self._last_present:
             self._last_present = headers
             self._credentials = credentials_of({**self._constant, **headers})

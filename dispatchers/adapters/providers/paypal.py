@@ -55,6 +55,7 @@ paypal = Profile(
     error=("name", "details[].issue"),
     error_answer={"name": "INTERNAL_SERVER_ERROR", "message": "An error", "debug_id": "1", "details": []},
     notes=(
+        "Its longest window needs Dispatcher(retention=timedelta(days=46)).",
         "A repeated request gets the present state, not the first answer.",
         "PayPal does not say what a key belongs to; it cannot be the access token, which it outlives.",
     ),
