@@ -3,6 +3,7 @@
 import asyncio
 import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, timedelta
@@ -22,6 +23,7 @@ from dispatchers.adapters.providers.auth import basic, bearer
 from dispatchers.adapters.providers.key_places import BodyField, GraphQLArgument, Header, Mark, NoKey, QueryField
 from dispatchers.adapters.providers.operations import Delete, Post
 from dispatchers.adapters.providers.signals import Duplicate, Signal
+from dispatchers.delivery import KeyFormat
 from dispatchers.pipeline.routing import merge
 from dispatchers.testing.conformance_frame import ENTRY
 from dispatchers.testing.faulty_http import FaultyHttp, answer, close, cut_short, faulty_http
@@ -293,6 +295,48 @@ def test_the_service_s_own_mark_shows_a_repeated_answer(remote: FaultyHttp) -> N
 
     assert outcome == Delivered({"status": 200, "id": "x"}, replayed=True)
     assert adapter.replays == 1
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+def test_a_payload_that_cannot_be_written_again_is_rejected_unsent(remote: FaultyHttp, number: str) -> None:
+    adapter = profile(key=BodyField("key"))(api_key="k", base_url=remote.url)
+    payload = f'{{"amount": {number}}}'.encode()
+    delivery = Delivery(ENTRY, "pay.payments.create", payload, "ck1_abc", 1, {}, {}, 0.0)
+
+    outcome = asyncio.run(adapter.send(delivery))
+
+    assert isinstance(outcome, Rejected)
+    assert remote.requests == []
+
+
+# --- a profile that cannot be true
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "Pay Pal"}, "the name must be one lower-case word"),
+        ({"name": "pay.pal"}, "the name must be one lower-case word"),
+        ({"sources": ()}, "a value without a source is not written"),
+        ({"operations": {}}, "needs operations"),
+        ({"operations": {"Create": Post("/x")}}, "must be lower-case words"),
+        ({"operations": {"a": Post("/a"), "a.b": Post("/b")}}, "is the beginning of 'a.b'"),
+        ({"stores": "some"}, "stores='some' must be one of all, 2xx"),
+        ({"stores": "nothing"}, "has a key, so stores='nothing' cannot be true"),
+        ({"stores": "duplicate_refused"}, "goes with stores='duplicate_refused'"),
+        ({"window": timedelta(0)}, "must be a positive timedelta"),
+        ({"key": NoKey()}, "has no key, so it has no window"),
+        ({"key": NoKey(), "window": None}, "the service stores 'nothing', not '2xx'"),
+        ({"key": Header("Key", KeyFormat(max_chars=20))}, "no child key fits"),
+        ({"key": BodyField("key"), "operations": {"a": Post("/a", payload="list")}}, "has no members for a key"),
+        ({"key": BodyField("a.key"), "operations": {"a": Post("/a", content="form")}}, "has no nested members"),
+        ({"errors": ((Signal(409), "perhaps"),)}, "errors must be pairs of a Signal and one of"),
+        ({"result": ("data..id",)}, "must be names joined by dots"),
+    ],
+)
+def test_a_profile_that_contradicts_itself_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        profile(**given)
 
 
 # --- its declaration

@@ -200,7 +200,16 @@ class ProviderAdapter(HttpAdapter):
         )
 
     def _written(self, delivery: Delivery, operation: Operation, place: KeyPlace, path: str) -> tuple[str, bytes]:
-        """The path with its ids, and the body with the key where the body has it. Each attempt makes the same bytes."""
+        """The path with its ids, and the body with the key where the body has it. Each attempt makes the same bytes.
+
+        Raises `Malformed`, also for what JSON or the URL cannot carry, such as a lone surrogate.
+        """
+        try:
+            return self._with_key(delivery, operation, place, path)
+        except (ValueError, RecursionError):
+            raise Malformed(f"the payload of {delivery.operation} cannot be read, or written again") from None
+
+    def _with_key(self, delivery: Delivery, operation: Operation, place: KeyPlace, path: str) -> tuple[str, bytes]:
         payload = delivery.payload
         ids = tuple(PLACEHOLDER.findall(path)) if "{" in path else ()
         if (problem := problem_of(payload, operation, place, ids)) is not None:

@@ -75,6 +75,20 @@ def check_results(owner: str, paths: tuple[str, ...]) -> None:
             raise ConfigurationError(f"{owner}: result {path!r} must be names joined by dots, such as 'data[].id'")
 
 
+def misplaced(place: KeyPlace, operation: Operation) -> str | None:
+    """Why a body of the operation cannot have this place; None if it can."""
+    match place:
+        case GraphQLArgument():
+            path = "variables.key"
+        case BodyField(path=path) | NoKey(mark=Mark(path=path)):
+            pass
+        case _:
+            return None
+    if operation.payload == "list":
+        return "has a list as its payload, which has no members for a key"
+    return "is sent as a form, which has no nested members" if operation.content == "form" and "." in path else None
+
+
 # --- the payload
 
 

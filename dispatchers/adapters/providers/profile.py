@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 from dispatchers.adapters.http.meanings import MEANINGS, Meaning
 from dispatchers.adapters.providers.auth import PLACEHOLDER, Auth
 from dispatchers.adapters.providers.key_places import KeyPlace, NaturalKey, NoKey
-from dispatchers.adapters.providers.operations import Operation, check_results, problem_of
+from dispatchers.adapters.providers.operations import Operation, check_results, misplaced, problem_of
 from dispatchers.adapters.providers.signals import Duplicate, Signal
 from dispatchers.names import did_you_mean, nearest
 from dispatchers.time_limits import FOREVER, Window
@@ -153,6 +153,8 @@ class Profile:
                 raise self._refused(
                     f"operation {name!r} must be lower-case words joined by dots, such as 'emails.send'"
                 )
+            if longer := [other for other in self.operations if other.startswith(f"{name}.")]:
+                raise self._refused(f"operation {name!r} is the beginning of {longer[0]!r}: give it a verb of its own")
 
     def _check_choices(self) -> None:
         for name, choices in _CHOICES.items():
@@ -166,6 +168,8 @@ class Profile:
 
     def _check_key(self, name: str, operation: Operation) -> None:
         place, window = self.place_of(operation), operation.window or self.window
+        if (problem := misplaced(place, operation)) is not None:
+            raise self._refused(f"{name!r} {problem}")
         match place:
             case NoKey() | NaturalKey():
                 if isinstance(operation.window, timedelta) or (operation.key is None and self.window is not None):
