@@ -1,14 +1,22 @@
 """The fake of a profile's service is strict, and the suite for profiles notices a service that is not as the profile says."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import httpx
 import pytest
+from support.database import Database
+from support.entries import put, states
 
-from dispatchers.adapters.providers import resend, sendgrid
-from dispatchers.testing import RunningProvider, service_of
+import outbox
+from dispatchers import Dispatcher
+from dispatchers.adapters.providers import Profile, modern_treasury, resend, sendgrid
+from dispatchers.testing import RunningProvider, drain, service_of
 from dispatchers.testing.conformance_providers import Offer, ProviderSuite
 from dispatchers.testing.provider_core import FakeProvider, Refusal
 from dispatchers.testing.service_faults import Faults, ServiceFault
@@ -120,3 +128,42 @@ def test_the_suite_notices_a_service_that_compares_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(FakeProvider, "_conflict", forgetting)
 
     assert fails(test)
+
+
+# --- the whole dispatcher, in a storm of faults
+
+STORM = Faults(lose_response=0.2, lose_request=0.1, cut_off=0.1, fail_before=0.1, unavailable=0.1, rate_limit=0.1)
+STORMS: dict[str, tuple[Profile, str]] = {
+    "keys": (resend, "emails.send"),
+    "bound keys": (modern_treasury, "payment_orders.create"),
+    "no keys": (sendgrid, "mail.send"),
+}
+
+
+@pytest.mark.parametrize("kind", STORMS)
+def test_in_a_storm_of_faults_each_entry_happens_at_most_once(database: Database, ob: outbox.Outbox, kind: str) -> None:
+    profile, name = STORMS[kind]
+    with service_of(profile, faults=replace(STORM, retry_after=timedelta(0)), random=Random(7)) as service:
+        payloads = [{"number": number} for number in range(30)]
+        for number, payload in enumerate(payloads):
+            put(database, ob, f"{profile.name}.{name}", payload=payload, parent=f"order:{number}")
+
+        run_ahead(database, ob, {profile.name: service.adapter()})
+
+        happened = Counter(effect.payload["number"] for effect in service.fake.effects)
+    ended = states(database)
+    assert max(happened.values()) == 1, "nothing may happen twice"
+    assert ended["delivered"] + ended["uncertain"] == len(payloads)
+    assert len(happened) >= ended["delivered"], "what counts as delivered has happened"
+    assert (ended["uncertain"] > 0) is (kind == "no keys")
+
+
+def run_ahead(database: Database, ob: outbox.Outbox, adapters: dict[str, Any]) -> None:
+    """Send until nothing waits, without the waits."""
+
+    async def main() -> None:
+        sending = Dispatcher(database.dispatchers_engine, adapters=adapters, outbox=ob)
+        await drain(sending, ahead=True)
+        await sending.close()
+
+    asyncio.run(main())
