@@ -44,13 +44,14 @@ MISMATCH: Final = Signal(409, body={"error": "other_request"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Something that happened at the service, once."""
+    """Something that happened at the service, once. answer_lost: the client never saw the answer in full."""
 
     operation: str
     key: str | None
     id: str
     payload: Any
     at: datetime
+    answer_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class FakeProvider:
 
     window: how long a key is remembered; by default the profile's, or a day if none is published.
     faults: as fractions, drawn by `random`; they may be replaced at any time. clock: aware UTC, and moved by `advance`.
+    record: called with each effect and each answer, to keep them elsewhere too.
     effects: what happened, in order. answers: every answer, whether or not it arrived.
     """
 
@@ -131,6 +133,7 @@ class FakeProvider:
         faults: Faults | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         random: Random | None = None,
+        record: Callable[[Effect | Answered], None] = lambda happened: None,
     ) -> None:
         self.profile = profile
         self.faults = faults or Faults()
@@ -139,6 +142,7 @@ class FakeProvider:
         self._window = window
         self._clock = clock
         self._random = random or Random()
+        self._record = record
         self._moved = timedelta(0)
         self._forced: deque[ServiceFault | Refusal | None] = deque()
         self._keys: dict[_Place, _Remembered] = {}
@@ -159,6 +163,10 @@ class FakeProvider:
     def advance(self, by: timedelta) -> None:
         """Move the service's clock."""
         self._moved += by
+
+    def latency(self) -> timedelta:
+        """How long the next request takes on its way."""
+        return self.faults.latency * (0.5 + self._random.random())
 
     def now(self) -> datetime:
         return self._clock() + self._moved
@@ -230,7 +238,9 @@ class FakeProvider:
             case _:
                 reply = Reply(execution.operation.success, self._success(execution.operation, id))
         if reply.status < 300 or fault is ServiceFault.FAIL_AFTER:
-            self.effects.append(Effect(operation=name, key=key, id=id, payload=execution.payload, at=self.now()))
+            lost = fault in (ServiceFault.LOSE_RESPONSE, ServiceFault.CUT_OFF)
+            payload, at = execution.payload, self.now()
+            self._add(self.effects, Effect(operation=name, key=key, id=id, payload=payload, at=at, answer_lost=lost))
         self._remember(execution.place, reply, id)
         return self._answer(name, key, reply, fault)
 
@@ -334,7 +344,8 @@ class FakeProvider:
             reply = replace(reply, lost="closed")
         elif fault is ServiceFault.CUT_OFF:
             reply = replace(reply, lost="cut")
-        self.answers.append(
+        self._add(
+            self.answers,
             Answered(
                 operation=operation,
                 key=key,
@@ -342,9 +353,13 @@ class FakeProvider:
                 replayed=replayed,
                 lost=bool(reply.lost),
                 at=self.now(),
-            )
+            ),
         )
         return reply
+
+    def _add(self, happened: list[Any], what: Effect | Answered) -> None:
+        happened.append(what)
+        self._record(what)
 
     def _route(self, request: Request) -> tuple[str, Operation] | None:
         path = request.target.partition("?")[0]

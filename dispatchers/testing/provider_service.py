@@ -1,17 +1,29 @@
-"""The fake of a provider on a real HTTP server: `with service_of(resend) as service: ...`."""
+"""The fake of a provider on a real HTTP server: in a thread for tests, or as a process of its own.
 
+with service_of(resend) as service: ...
+
+python -m dispatchers.testing.provider_service postmark --ledger FILE --lose 0.1      # prints its port as the first line
+"""
+
+import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from random import Random
 from typing import Any
 
+from dispatchers.adapters.providers import PROVIDERS
 from dispatchers.adapters.providers.adapter import ProviderAdapter
 from dispatchers.adapters.providers.profile import Profile
 from dispatchers.testing.faulty_http import FaultyHttp, Request, faulty_http, reset_connection
-from dispatchers.testing.provider_core import Execution, FakeProvider, Reply
+from dispatchers.testing.provider_core import Answered, Effect, Execution, FakeProvider, Reply
+from dispatchers.testing.service_faults import Faults
 
 HELD_SECONDS = 30.0  # a test that forgets to release its requests ends all the same
 
@@ -59,6 +71,7 @@ def service_of(profile: Profile, **settings: Any) -> Iterator[RunningProvider]:
     released.set()
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(fake.latency().total_seconds())
         received = fake.receive(request)
         if isinstance(received, Execution):
             await asyncio.sleep(received.takes.total_seconds())
@@ -89,3 +102,44 @@ async def _write(reply: Reply, writer: asyncio.StreamWriter) -> bool:
     writer.write("\r\n".join(lines).encode("latin-1") + sent)
     await writer.drain()
     return reply.lost != "cut"
+
+
+# --- as a process
+
+
+class Ledger:
+    """A file with one line of JSON for each effect and each answer, written at once: another process reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, happened: Effect | Answered) -> None:
+        kind = "effect" if isinstance(happened, Effect) else "answer"
+        line = json.dumps({kind: {**asdict(happened), "at": happened.at.isoformat()}})
+        with self._path.open("a") as file:
+            file.write(f"{line}\n")
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="provider_service", description="The fake of a service that has a profile.")
+    parser.add_argument("provider", choices=sorted(PROVIDERS))
+    parser.add_argument("--ledger", type=Path, required=True)
+    parser.add_argument("--seed", type=int, help="for the faults")
+    fractions = parser.add_argument_group("faults, as fractions of all requests")
+    fractions.add_argument("--lose", type=float, default=0, help="execute, then drop the connection")
+    fractions.add_argument("--rate-limit", type=float, default=0, help="429")
+    parser.add_argument("--latency", type=float, default=0, help="of a request on average, in seconds")
+    given = parser.parse_args()
+    faults = Faults(lose_response=given.lose, rate_limit=given.rate_limit, latency=timedelta(seconds=given.latency))
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    profile, record = PROVIDERS[given.provider], Ledger(given.ledger)
+    with service_of(profile, faults=faults, random=Random(given.seed), record=record) as service:
+        print(service.url.rpartition(":")[2].partition("/")[0], flush=True)
+        stopped.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@
     python -m examples.demo [--orders 300] [--sqlite | --database URL] [--seed N] [--forgetful]
 
 There are six processes: impatient clients (`clients.py`), a small shop (`shop.py`, `orders.py`), the dispatcher (`outbox run
-examples.demo.effects:make_dispatcher`), a payment service that imitates Stripe and a mail server, which both inject faults
-(`dispatchers.testing.stripe_service`, `mail_server.py`), and this process.
+examples.demo.effects:make_dispatcher`), a payment service that imitates Stripe and a mail service that imitates Postmark, which
+both inject faults (`stripe_service` and `provider_service` in `dispatchers.testing`), and this process.
 
 This process starts the others (`demo_run.py`, `scenario.py`, `children.py`), kills the running dispatcher (`killer.py`) and
 shows what happens (`introduction.py`, `view.py`). It resolves one uncertain entry by the command line

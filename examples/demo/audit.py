@@ -1,4 +1,4 @@
-"""The audit: compare the answers that the clients got with what the payment service and the mail server did. Pure.
+"""The audit: compare the answers that the clients got with what the payment service and the mail service did. Pure.
 
 The clients' records list the orders. The services' own ledgers list what was charged and mailed. From the outbox the audit takes
 only the state of each order's charge and receipt, and it checks these states too. A `delivered` effect must have happened once,
@@ -21,8 +21,8 @@ class Excuses:
     """The known causes: without one of them no entry may be uncertain or failed.
 
     stored_500: the keys under which the payment service has stored a 500, which it would only repeat.
-    interrupted: the entries that the dispatcher was sending when it was killed. A mail among them may be uncertain, because SMTP
-        has no keys. A charge may not: it is sent again under its key.
+    interrupted: the entries that the dispatcher was sending when it was killed. A mail among them may be uncertain, because
+        Postmark has no keys. A charge may not: it is sent again under its key.
     decided: the entries that an operator has resolved.
     """
 

@@ -7,16 +7,15 @@ from sqlalchemy.orm import Session
 
 import outbox
 from dispatchers import Dispatcher, Operations, Settlement
-from dispatchers.adapters import SmtpAdapter, StripeAdapter
+from dispatchers.adapters import StripeAdapter
+from dispatchers.adapters.providers import postmark
 from examples.demo.orders import Order
 
 CONCURRENCY = 8  # mails in the hands of a killed dispatcher are uncertain: few at the same time
 
 # Short, so that what a killed dispatcher held is taken up again soon: the lease must outlast the timeout and the margin.
 TIMEOUT = timedelta(seconds=3)
-MAIL_TIMEOUT = timedelta(
-    seconds=6
-)  # half of it is for the reply: a machine that is busy must not make a mail uncertain
+MAIL_TIMEOUT = timedelta(seconds=6)  # long: a machine that is busy must not make a mail uncertain
 MARGIN = timedelta(seconds=1)
 LEASE = timedelta(seconds=8)
 POLL = timedelta(milliseconds=200)
@@ -33,12 +32,13 @@ def charged(session: Session, settlement: Settlement) -> None:
     order.paid_at = datetime.now(UTC).replace(tzinfo=None)
     outbox.enqueue(
         session,
-        "email.send",
+        "postmark.email.send",
         {
-            "to": order.email,
-            "subject": "Your receipt",
-            "text": f"Thank you. {order.amount / 100:.2f} {order.currency.upper()} paid for order {order.id}.\n",
-            "headers": {"X-Order-Id": order.id},
+            "From": "The shop <shop@example.com>",
+            "To": order.email,
+            "Subject": "Your receipt",
+            "TextBody": f"Thank you. {order.amount / 100:.2f} {order.currency.upper()} paid for order {order.id}.\n",
+            "Metadata": {"order_id": order.id},
         },
     )
 
@@ -49,18 +49,10 @@ def make_dispatcher(effects: Operations = effects) -> Dispatcher:
         base_url=os.environ["STRIPE_URL"],
         timeout=TIMEOUT,
     )
-    email = SmtpAdapter(
-        host="127.0.0.1",
-        port=int(os.environ["SMTP_PORT"]),
-        encryption="none",
-        sender="The shop <shop@example.com>",
-        local_hostname="shop.example.com",
-        timeout=MAIL_TIMEOUT,
-        max_connections=CONCURRENCY,
-    )
+    mails = postmark(server_token="server_token_of_the_demo", base_url=os.environ["MAIL_URL"], timeout=MAIL_TIMEOUT)
     return Dispatcher(
         os.environ["DATABASE_URL"],
-        adapters={"stripe": stripe, "email": email},
+        adapters={"stripe": stripe, "postmark": mails},
         include=[effects],
         lease=LEASE,
         margin=MARGIN,

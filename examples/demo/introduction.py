@@ -16,15 +16,15 @@ When the charge has succeeded, a callback marks the order as paid and enqueues t
 TROUBLE = (
     ("clients", "hang up at any moment, click twice, and repeat requests under the same Idempotency-Key"),
     ("payment service", "loses one response in ten after the charge; sometimes answers 500, 503, 429 or 409"),
-    ("mail server", "hangs up, refuses mails for a while, and sometimes loses its reply to a mail"),
+    ("mail service", "refuses mails for a while (429), and sometimes loses its answer to a mail"),
     ("dispatcher", f"is killed with SIGKILL {len(POINTS)} times, while it is sending"),
 )
 
 CLOSING = """\
 If the outcome of a charge is unknown, the dispatcher sends the charge again under [b]the same key[/b]. The payment
-service remembers this key. A mail is not sent again, because SMTP has no keys: its entry becomes [b]uncertain[/b]. An
+service remembers this key. A mail is not sent again, because Postmark has no keys: its entry becomes [b]uncertain[/b]. An
 operator resolves one uncertain entry. At the end an audit compares the ledgers of the payment service and of the mail
-server with the answers that the clients got: nothing may have happened twice, and nothing may be missing."""
+service with the answers that the clients got: nothing may have happened twice, and nothing may be missing."""
 
 FORGETFUL = (
     "In this run the payment service forgets every key at once. So it charges cards twice: [b]the audit must fail.[/b]"

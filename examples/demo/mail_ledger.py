@@ -1,15 +1,15 @@
-"""What the mail server really did, one JSON line each: an audit reads it from another process."""
+"""The mails of the mail service's ledger: an audit reads them from another process."""
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    """A message that the server accepted, and so delivers. reply_lost: its sender got no reply."""
+    """A mail that the service accepted. key: the child key in its metadata. reply_lost: its sender got no reply."""
 
     message_id: str
     key: str
@@ -18,34 +18,29 @@ class Mail:
     subject: str
     reply_lost: bool
 
+    @classmethod
+    def of(cls, effect: dict[str, Any]) -> "Mail":
+        payload, metadata = effect["payload"], effect["payload"]["Metadata"]
+        return cls(
+            message_id=effect["id"],
+            key=metadata["outbox_key"],
+            recipient=payload["To"],
+            order_id=metadata["order_id"],
+            subject=payload["Subject"],
+            reply_lost=effect["answer_lost"],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MailLedger:
-    """accepted: in order. turned_away: how often the server took nothing, by the way in which it said so."""
+    """accepted: in order. turned_away: how often the service took nothing, by the status of its answer."""
 
     accepted: list[Mail] = field(default_factory=list)
-    turned_away: Counter[str] = field(default_factory=Counter)
+    turned_away: Counter[int] = field(default_factory=Counter)
 
     @property
     def lost(self) -> int:
         return sum(mail.reply_lost for mail in self.accepted)
-
-
-class MailRecord:
-    """Where the server writes it, each line at once: a fake must survive a crash of the app, not of the machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def accept(self, mail: Mail) -> None:
-        self._write({"accepted": asdict(mail)})
-
-    def turn_away(self, how: str) -> None:
-        self._write({"turned_away": how})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
 
 
 def read_mails(path: Path) -> MailLedger:
@@ -53,8 +48,8 @@ def read_mails(path: Path) -> MailLedger:
     ledger = MailLedger()
     *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
     for line in map(json.loads, lines):
-        if "accepted" in line:
-            ledger.accepted.append(Mail(**line["accepted"]))
-        else:
-            ledger.turned_away[line["turned_away"]] += 1
+        if "effect" in line:
+            ledger.accepted.append(Mail.of(line["effect"]))
+        elif line["answer"]["status"] >= 400:
+            ledger.turned_away[line["answer"]["status"]] += 1
     return ledger

@@ -20,7 +20,7 @@ from examples.demo.snapshot import OPEN
 from examples.demo.statements import CHARGE, RECEIPT, Statement, read_statements
 from examples.demo.view import View
 
-TIMEOUT_SECONDS = 120  # after a charge its receipt is sent, and the mail server may refuse it a few times
+TIMEOUT_SECONDS = 120  # after a charge its receipt is sent, and the mail service may refuse it a few times
 NAMES = {CHARGE: "charge", RECEIPT: "receipt"}
 
 
@@ -36,7 +36,7 @@ class Finding:
     def looked_up(self) -> str:
         if self.entry.operation == CHARGE:
             return f"the payment service has {self.found or 'no charge'} for this order"
-        return f"the mail server has accepted {self.found or 'no mail'} for this order"
+        return f"the mail service has accepted {self.found or 'no mail'} for this order"
 
     @property
     def command(self) -> list[str]:

@@ -34,11 +34,11 @@ class Processes:
         self.environment["STRIPE_API_KEY"] = API_KEY
         return service
 
-    def start_mail_server(self, misbehaviour: Mapping[str, float]) -> Child:
-        arguments = self._service_arguments(misbehaviour, self._files.mails)
-        server = self._children.start("mail-server", "examples.demo.mail_server", arguments)
-        self.environment["SMTP_PORT"] = server.first_line()
-        return server
+    def start_mail_service(self, misbehaviour: Mapping[str, float]) -> Child:
+        arguments = ["postmark", *self._service_arguments(misbehaviour, self._files.mails)]
+        service = self._children.start("mail-service", "dispatchers.testing.provider_service", arguments)
+        self.environment["MAIL_URL"] = f"http://127.0.0.1:{service.first_line()}"
+        return service
 
     def start_shop(self) -> Child:
         shop = self._children.start("shop", "examples.demo.shop", environment=self.environment)

@@ -60,9 +60,9 @@ def faults_table(end: Snapshot, results: Sequence[CheckoutResult], database: str
         ("    the service answered 500, and stored it under the key", payments.stored_500),
         ("    the service answered 429 or 503, and executed nothing", payments.limited_429 + payments.refused_503),
         ("    the service answered 409: the key was executing", payments.in_use_409),
-        ("mails that the mail server accepted", len(mails.accepted)),
+        ("mails that the mail service accepted", len(mails.accepted)),
         ("    the reply was lost after that", mails.lost),
-        ("mails that it refused: too many connections, greylisted, hung up", mails.turned_away.total()),
+        ("mails that it refused: too many requests (429)", mails.turned_away.total()),
     ):
         table.add_row(text, str(count))
     return table

@@ -27,9 +27,7 @@ PAYMENT_MISBEHAVIOUR = {
     "--latency": 0.15,
 }
 MAIL_MISBEHAVIOUR = {
-    "--busy": 0.10,
-    "--hang-up": 0.03,
-    "--greylist": 0.10,
+    "--rate-limit": 0.03,
     "--lose": 0.01,
     "--latency": 0.05,
 }
@@ -39,7 +37,7 @@ MAX_STALL_SECONDS = 180  # without any entry that ends, after the last checkout;
 LOOK_EVERY_SECONDS = 0.1
 QUIET_SECONDS = 0.3  # a COMMIT takes milliseconds, and on a crowded disk some tens of them
 
-STRIPE, EMAIL = "stripe", "email"  # the destinations: what the operations' names begin with
+STRIPE, MAIL = "stripe", "postmark"  # the destinations: what the operations' names begin with
 
 
 class Stuck(RuntimeError):
@@ -84,7 +82,7 @@ class Scenario:
         window_hours = 0 if options.forgetful else None
         self._others = [
             self._processes.start_payment_service(PAYMENT_MISBEHAVIOUR, window_hours=window_hours),
-            self._processes.start_mail_server(MAIL_MISBEHAVIOUR),
+            self._processes.start_mail_service(MAIL_MISBEHAVIOUR),
             self._processes.start_shop(),
         ]
         self._progress = ProgressReader(self._processes.shop_url)
@@ -140,7 +138,7 @@ class Scenario:
     def _kill(self, dispatcher: Child) -> Child:
         dispatcher.kill()
         interrupted = self._killer.record_kill(self._leases_left())
-        mails = sum(lease.destination == EMAIL for lease in interrupted)
+        mails = sum(lease.destination == MAIL for lease in interrupted)
         charges = len(interrupted) - mails
         self.report_event(f"dispatcher killed, and started again: it was sending {charges} charges and {mails} mails")
         return self._processes.start_dispatcher()
@@ -163,7 +161,7 @@ class Scenario:
             orders=self._options.orders,
             answered=sum(bool(checkout.order_ids) for checkout in read_results(self._files.results)),
             charges=self._ours(tallies, STRIPE),
-            receipts=self._ours(tallies, EMAIL),
+            receipts=self._ours(tallies, MAIL),
             payments=PaymentService.read(self._ledger),
             mails=read_mails(self._files.mails),
             interrupted=list(self._killer.interrupted),

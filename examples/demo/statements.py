@@ -12,7 +12,7 @@ from examples.demo.checkout_results import CheckoutResult
 from examples.demo.orders import Order
 
 CHARGE = "stripe.payment_intents.create"
-RECEIPT = "email.send"
+RECEIPT = "postmark.email.send"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

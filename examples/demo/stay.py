@@ -21,13 +21,13 @@ from examples.demo.operator_decision import resolve_one, run
 from examples.demo.orders import connect
 from examples.demo.processes import Processes
 from examples.demo.progress import Progress, ProgressReader
-from examples.demo.scenario import EMAIL, LOOK_EVERY_SECONDS, STRIPE, DemoOptions, Stuck
+from examples.demo.scenario import LOOK_EVERY_SECONDS, MAIL, STRIPE, DemoOptions, Stuck
 from examples.demo.stay_effects import CONTACT
 from examples.demo.view import Lines
 
 # More faults than in the other demo: the first customers must leave something to decide.
 PAYMENT_MISBEHAVIOUR = {"--lose": 0.1, "--fail": 0.06, "--fail-before": 0.05, "--unavailable": 0.02, "--latency": 0.15}
-MAIL_MISBEHAVIOUR = {"--lose": 0.12, "--greylist": 0.1, "--latency": 0.3}
+MAIL_MISBEHAVIOUR = {"--lose": 0.12, "--rate-limit": 0.03, "--latency": 0.3}
 DECLINED = ("--declined", "0.06")  # of the cards
 
 OPENING_SECONDS = 6
@@ -35,7 +35,7 @@ MAX_WAITING_SECONDS = 300  # leases and retries take about fifteen; a busy machi
 LATER_ORDERS, LATER_SECONDS = 30, 60  # the customers of each later minute
 OPERATOR = "mara"
 EFFECTS = "examples.demo.stay_effects"
-SENT = (STRIPE, EMAIL, "courier")  # the destinations that are neither paused nor blocked
+SENT = (STRIPE, MAIL, "courier")  # the destinations that are neither paused nor blocked
 STAGING_MESSAGES = 3
 
 ADDRESSES = """
@@ -45,7 +45,7 @@ The shop is open, and a customer comes in every two seconds. Some entries wait f
 
   shop             {shop}/checkout
   payment service  {payments}
-  mail server      127.0.0.1:{mail}
+  mail service     {mail}
 
 The command line, in another terminal:
 
@@ -95,7 +95,7 @@ class OpenShop:
         self._processes = Processes(started, environment, files, seed=options.seed)
         self._others = [
             self._processes.start_payment_service(PAYMENT_MISBEHAVIOUR),
-            self._processes.start_mail_server(MAIL_MISBEHAVIOUR),
+            self._processes.start_mail_service(MAIL_MISBEHAVIOUR),
             self._processes.start_shop(),
         ]
         dashboard, self._dashboard_url = self._processes.start_dashboard()
@@ -141,7 +141,7 @@ class OpenShop:
             dashboard=self._dashboard_url,
             shop=self._processes.shop_url,
             payments=environment["STRIPE_URL"],
-            mail=environment["SMTP_PORT"],
+            mail=environment["MAIL_URL"],
             exports=exports,
             outbox=shlex.join([sys.executable, "-m", "dispatchers"]),
         )
@@ -172,7 +172,7 @@ class OpenShop:
 
 
 def is_sending_mail(now: Progress) -> bool:
-    return any(lease.destination == EMAIL for lease in now.leases)
+    return any(lease.destination == MAIL for lease in now.leases)
 
 
 def is_all_sent(now: Progress, clients: Child) -> bool:

@@ -44,9 +44,9 @@ def report_of(page: Page) -> str:
 @pytest.mark.parametrize(
     ("operation", "decision", "with_scripts"),
     [
-        ("email.send", "new_key", True),
-        ("email.send", "happened", True),
-        ("email.send", "happened", False),
+        ("postmark.email.send", "new_key", True),
+        ("postmark.email.send", "happened", True),
+        ("postmark.email.send", "happened", False),
         ("courier.labels.buy", "same_key", False),
     ],
 )
@@ -73,7 +73,7 @@ def test_an_uncertain_entry_is_decided_on_the_first_page(
 
 
 def test_a_decision_is_taken_with_the_keyboard_alone(page: Page, home: str, engine: sa.Engine) -> None:
-    page.goto(f"{home}/?operation=email.send")
+    page.goto(f"{home}/?operation=postmark.email.send")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")

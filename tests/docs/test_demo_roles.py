@@ -1,25 +1,27 @@
-"""The roles of the demo: the killer, the operator who looks up what is uncertain, the mail server."""
+"""The roles of the demo: the killer, the operator who looks up what is uncertain, the mail service."""
 
 import asyncio
+import json
+from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from uuid import UUID
 
 import pytest
 from support.demo_audit import charge, charging, mail, mailing
-from support.mail_servers import KEY, adapter_for, send
 
-from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
+from dispatchers.adapters.providers import postmark
+from dispatchers.delivery import Deferred, Delivered, Delivery, Outcome, Unknown
+from dispatchers.testing import service_of
+from dispatchers.testing.conformance_frame import ENTRY
+from dispatchers.testing.provider_core import Effect
+from dispatchers.testing.provider_service import Ledger
+from dispatchers.testing.service_faults import Faults
 from dispatchers.testing.stripe_ledger import StripeLedger
 from examples.demo.files import Files
 from examples.demo.killer import POINTS, Killer, Lease
-from examples.demo.mail_ledger import Mail, MailRecord, read_mails
-from examples.demo.mail_server import Doorkeeper, Manners
+from examples.demo.mail_ledger import Mail, read_mails
 from examples.demo.operator_decision import Finding, findings, most_instructive
 from examples.demo.statements import CHARGE, RECEIPT, Statement
-
-RECEIPT_MAIL = {"to": "ada@example.com", "subject": "Your receipt", "text": "Paid\n", "headers": {"X-Order-Id": "A"}}
-
 
 # --- the killer
 
@@ -73,7 +75,13 @@ def finding(statement: Statement, found: str | None) -> Finding:
 def test_an_operator_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path: Path) -> None:
     files = Files(tmp_path)
     StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
-    MailRecord(files.mails).accept(mail("C", message_id="<C>"))
+    accepted = mail("C", message_id="<C>")
+    payload = {
+        "To": accepted.recipient,
+        "Subject": accepted.subject,
+        "Metadata": {"outbox_key": accepted.key, "order_id": accepted.order_id},
+    }
+    Ledger(files.mails)(Effect(operation="email.send", key=None, id="<C>", payload=payload, at=datetime.now(UTC)))
     statements = {
         "A": [charging("A", "uncertain")],
         "B": [charging("B", "uncertain")],
@@ -100,8 +108,8 @@ def test_an_operator_would_rather_resolve_a_charge_that_happened() -> None:
     [
         (charging("A", "uncertain"), "ch_1", "--happened", "the payment service has ch_1 for this order"),
         (charging("A", "uncertain"), None, "--did-not-happen", "the payment service has no charge for this order"),
-        (mailing("A", "uncertain"), "<1@shop>", "--happened", "the mail server has accepted <1@shop> for this order"),
-        (mailing("A", "uncertain"), None, "--did-not-happen", "the mail server has accepted no mail for this order"),
+        (mailing("A", "uncertain"), "<1@shop>", "--happened", "the mail service has accepted <1@shop> for this order"),
+        (mailing("A", "uncertain"), None, "--did-not-happen", "the mail service has accepted no mail for this order"),
     ],
 )
 def test_an_operator_puts_on_record_what_the_ledger_says(
@@ -112,33 +120,33 @@ def test_an_operator_puts_on_record_what_the_ledger_says(
     assert command == ["resolve", str(statement.id), verdict, "--reason", reason, "--actor", "you"]
 
 
-# --- the mail server
+# --- the mail service
 
 
-def mailed(tmp_path: Path, times: int = 1, **manners: float) -> list[Outcome]:
-    """What the adapter makes of this server, one send after another."""
-    none = {"busy": 0.0, "hang_up": 0.0, "greylist": 0.0, "lose": 0.0, "latency_seconds": 0.0}
-    doorkeeper = Doorkeeper(Manners(**none | manners), MailRecord(tmp_path / "mails"), Random(1))
+def mailed(ledger: Path, **faults: float) -> Outcome:
+    """The outcome of a receipt at the mail service."""
+    record, chances = Ledger(ledger), Faults(**faults)  # type: ignore[arg-type]  # fractions
+    receipt = {"To": "ada@example.com", "Subject": "Your receipt", "Metadata": {"order_id": "A"}}
+    delivery = Delivery(ENTRY, RECEIPT, json.dumps(receipt).encode(), "ck1_receipt", 1, {}, {}, 0.0)
+    with service_of(postmark, faults=chances, record=record) as service:
+        adapter = service.adapter()
 
-    async def main() -> list[Outcome]:
-        server = await asyncio.get_running_loop().create_server(doorkeeper.connected, "127.0.0.1", 0)
-        adapter = adapter_for(server.sockets[0].getsockname()[1])
-        outcomes = [await send(adapter, RECEIPT_MAIL) for _ in range(times)]
-        await adapter.aclose()
-        server.close()
-        return outcomes
+        async def main() -> Outcome:
+            outcome = await adapter.send(delivery)
+            await adapter.aclose()
+            return outcome
 
-    return asyncio.run(main())
+        return asyncio.run(main())
 
 
 def test_an_accepted_mail_is_in_the_ledger_with_its_key_and_order(tmp_path: Path) -> None:
-    (outcome,) = mailed(tmp_path)
+    outcome = mailed(tmp_path / "mails")
 
     assert isinstance(outcome, Delivered)
     assert read_mails(tmp_path / "mails").accepted == [
         Mail(
-            message_id=f"<{KEY}@example.com>",
-            key=KEY,
+            message_id="postmark_1",
+            key="ck1_receipt",
             recipient="ada@example.com",
             order_id="A",
             subject="Your receipt",
@@ -148,7 +156,7 @@ def test_an_accepted_mail_is_in_the_ledger_with_its_key_and_order(tmp_path: Path
 
 
 def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_in_doubt(tmp_path: Path) -> None:
-    (outcome,) = mailed(tmp_path, lose=1)
+    outcome = mailed(tmp_path / "mails", lose_response=1)
 
     assert isinstance(outcome, Unknown)
     ledger = read_mails(tmp_path / "mails")
@@ -156,26 +164,18 @@ def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_in_doubt(tmp_path: Path
     assert ledger.lost == 1
 
 
-@pytest.mark.parametrize(
-    ("manners", "how"),
-    [({"busy": 1}, "421 too many connections"), ({"hang_up": 1}, "hung up"), ({"greylist": 1}, "450 greylisted")],
-)
-def test_a_refused_mail_must_be_sent_later_and_is_not_among_the_accepted(
-    tmp_path: Path, manners: dict[str, float], how: str
-) -> None:
-    outcomes = mailed(tmp_path, times=2, **manners)
+def test_a_refused_mail_must_be_sent_later_and_is_not_among_the_accepted(tmp_path: Path) -> None:
+    outcome = mailed(tmp_path / "mails", rate_limit=1)
 
-    assert [type(outcome) for outcome in outcomes] == [Deferred, Deferred]
+    assert isinstance(outcome, Deferred)
     ledger = read_mails(tmp_path / "mails")
-    assert ledger.accepted == []
-    assert ledger.turned_away == {how: 2}
+    assert (ledger.accepted, ledger.turned_away) == ([], {429: 1})
 
 
 def test_a_ledger_is_read_up_to_the_line_that_is_being_written(tmp_path: Path) -> None:
-    record = MailRecord(tmp_path / "mails")
-    record.turn_away("hung up")
+    mailed(tmp_path / "mails", rate_limit=1)
     with (tmp_path / "mails").open("a") as file:
-        file.write('{"accepted": {"message')
+        file.write('{"effect": {"id')
 
-    assert read_mails(tmp_path / "mails").turned_away == {"hung up": 1}
+    assert read_mails(tmp_path / "mails").turned_away == {429: 1}
     assert read_mails(tmp_path / "missing").accepted == []

@@ -24,7 +24,7 @@ def charge(order_id: str, **fields: Any) -> Effect:
 
 
 def mail(order_id: str, **fields: Any) -> Mail:
-    """A receipt as the mail server's ledger has it."""
+    """A receipt as the mail service's ledger has it."""
     given = {"recipient": "ada@example.com", "order_id": order_id, "subject": "Your receipt", "reply_lost": False}
     return Mail(**{"message_id": "<1@shop>", "key": f"receipt-{order_id}", **given, **fields})
 
