@@ -42,7 +42,7 @@ TOKEN: Final = KeyFormat(encoding="uuid", uuid_version=4, max_chars=36)
 
 MISMATCH: Final = re.compile(r"Idempoten(t|cy)(Parameter|Token)?Mismatch")
 IN_PROGRESS: Final = re.compile(r"TransactionInProgress|IdempotentRequestInProgress|RequestInProgress")
-ID: Final = re.compile(r"\w*(Id|ID|Arn|ARN)")
+ID: Final = re.compile(r"\w*(Id|ID|Arn|ARN|Identifier)|id|arn|identifier")
 
 WINDOWS: Final[Mapping[tuple[str, str], timedelta]] = {
     # "valid for 10 minutes after the first request that uses it is completed": botocore 1.44.5, dynamodb, ClientRequestToken
