@@ -7,20 +7,22 @@ It sends each operation, and tries each kind of key and window once, at its limi
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
 import pytest
 
+from dispatchers.adapters.http.meanings import Meaning
 from dispatchers.adapters.providers.key_places import GraphQLArgument, NaturalKey, NoKey
 from dispatchers.adapters.providers.operations import Operation
 from dispatchers.adapters.providers.profile import Profile
+from dispatchers.adapters.providers.signals import Signal
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.testing.attempts import close
 from dispatchers.testing.lone_entry import LoneEntry
-from dispatchers.testing.provider_core import Refusal
+from dispatchers.testing.provider_core import Refusal, reply_of
 from dispatchers.testing.provider_service import RunningProvider, service_of
 from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.time_limits import FOREVER
@@ -29,6 +31,16 @@ from outbox.keys import Tag
 
 GIVEN_WINDOW: Final = timedelta(hours=24)  # where the service publishes none
 INSTANT: Final = timedelta(seconds=1)
+OUTCOMES: Final[Mapping[Meaning, type[Outcome]]] = {
+    "delivered": Delivered,
+    "rejected": Rejected,
+    "conclusive": Rejected,
+    "key_conflict": KeyConflict,
+    "deferred": Deferred,
+    "in_progress": InProgress,
+    "unknown": Unknown,
+    "final": Unknown,
+}
 TAGS: Final = [Tag(bytes([number]) * 32) for number in range(1, 21)]
 
 
@@ -68,6 +80,23 @@ class Offer(NamedTuple):
         return f"{self.profile.name}.{self.name}"
 
 
+class Stated(NamedTuple):
+    """An answer of the service, and what the profile says that it means."""
+
+    offer: Offer
+    signal: Signal
+    meaning: Meaning
+
+    def __str__(self) -> str:
+        return f"{self.offer.profile.name}-{self.meaning}"
+
+
+def stated_by(profile: Profile) -> list[Stated]:
+    offer = Offer(profile, next(iter(profile.operations)))
+    own: list[tuple[Signal | None, Meaning]] = [(profile.in_flight, "in_progress"), (profile.mismatch, "key_conflict")]
+    return [Stated(offer, signal, meaning) for signal, meaning in [*own, *profile.errors] if signal is not None]
+
+
 class Trial:
     """The service, and an entry that is sent to it."""
 
@@ -94,7 +123,9 @@ class ProviderSuite:
     profiles: ClassVar[Sequence[Profile]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """`offer` is each operation; `kind` one operation of each kind: of each place of a key, and each window."""
+        """`offer` is each operation; `kind` one operation of each kind: of each place of a key, and each window; `stated` each
+        answer to which the profile gives a meaning.
+        """
         offers = [Offer(profile, name) for profile in self.profiles for name in profile.operations]
         if "offer" in metafunc.fixturenames:
             metafunc.parametrize("offer", offers, ids=str)
@@ -103,6 +134,8 @@ class ProviderSuite:
                 (each.profile.name, each.profile.place_of(each.operation), each.window): each for each in offers[::-1]
             }
             metafunc.parametrize("kind", list(kinds.values())[::-1], ids=str)
+        if "stated" in metafunc.fixturenames:
+            metafunc.parametrize("stated", [each for profile in self.profiles for each in stated_by(profile)], ids=str)
 
     # --- every operation
 
@@ -222,6 +255,17 @@ class ProviderSuite:
             kept = kind.has_key and kind.profile.stores == "all"
             assert state_of(second) == ("failed" if kept else kind.repeated), f"then: {second}"
             assert len(it.fake.effects) == (0 if kept or kind.is_known_only else 1)
+
+    def test_an_answer_has_the_meaning_that_is_stated(self, stated: "Stated") -> None:
+        with trial(stated.offer) as it:
+            answer = reply_of(stated.signal)
+            it.fake.force(Refusal(answer.status, answer.body, answer.headers))
+            it.entry.step()
+
+            expected = OUTCOMES[stated.meaning]
+            assert isinstance(it.entry.outcomes[0], expected), (
+                f"{stated.signal} must be {stated.meaning}: {it.entry.outcomes[0]}"
+            )
 
     def test_a_server_error_never_ends_as_two_effects(self, kind: Offer) -> None:
         with trial(kind) as it:

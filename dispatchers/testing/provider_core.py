@@ -82,6 +82,7 @@ class Refusal:
 
     status: int
     body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,7 @@ class FakeProvider:
         id = f"{self.profile.name}_{next(self._ids)}"
         match fault:
             case Refusal():
-                reply = Reply(fault.status, fault.body)
+                reply = Reply(fault.status, fault.body, fault.headers)
             case ServiceFault.FAIL_BEFORE | ServiceFault.FAIL_AFTER:
                 reply = Reply(500, self._error("internal"))
             case _:
@@ -274,8 +275,8 @@ class FakeProvider:
     def _conflict(self, remembered: _Remembered, request: Request, payload: Any) -> Reply | None:
         """Why a request whose key is known is refused; None if it is not."""
         if remembered.fingerprint != self._fingerprint(request, payload):
-            return _reply_of(self.profile.mismatch or MISMATCH)
-        return _reply_of(self.profile.in_flight or IN_FLIGHT) if remembered.reply is None else None
+            return reply_of(self.profile.mismatch or MISMATCH)
+        return reply_of(self.profile.in_flight or IN_FLIGHT) if remembered.reply is None else None
 
     def _repeated(self, remembered: _Remembered) -> Reply | None:
         """The answer to a request whose key has been executed; None while it executes."""
@@ -310,7 +311,7 @@ class FakeProvider:
     # --- answers
 
     def _duplicate(self, duplicate: Duplicate, id: str) -> Reply:
-        reply = _reply_of(duplicate.signal)
+        reply = reply_of(duplicate.signal)
         if duplicate.id is not None:
             _fill(reply.body, duplicate.id, id)
         return reply
@@ -410,7 +411,7 @@ def _problem_of(key: str, place: KeyPlace) -> str | None:
     return None if re.fullmatch(f"({form.alphabet})*", key) else f"a key consists of {form.alphabet}"
 
 
-def _reply_of(signal: Signal) -> Reply:
+def reply_of(signal: Signal) -> Reply:
     """An answer that has the signal."""
     body = None if signal.body is None else json.loads(json.dumps(signal.body).replace(f'"{ANY}":', '"any":'))
     return Reply(signal.status or 409, body, signal.headers)
