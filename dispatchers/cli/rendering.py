@@ -283,6 +283,8 @@ def with_parents(entries: "Sequence[EntrySummary]") -> "RenderableType":
 
 
 def _none(page: "Page", *, ended: bool) -> str:
+    if page.next is not None:
+        return f"none among the entries compared so far; --after {page.next} continues"
     if page.since is None:
         return "none"
     longer = "; --since 30d lists older ones" if ended else ""

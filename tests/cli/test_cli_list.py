@@ -11,6 +11,7 @@ from support.database import TABLES, Database
 from support.entries import HOUR, LEASE, age, change, put, put_one
 
 import outbox
+from dispatchers.cli import entries
 from outbox.sql.clock import clock, clock_plus
 
 OUTBOX_ENV = "test"
@@ -188,3 +189,20 @@ def test_a_list_that_cannot_be_is_refused(sqlite: Database, arguments: tuple[str
 
     assert status == 2
     assert says in " ".join(text.split())
+
+
+def test_a_list_compares_only_so_many_entries_and_says_where_it_continues(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(database, ob, count=60)
+    put(database, ob, "mail.send")
+    monkeypatch.setattr(entries, "MAX_ROWS", 55)
+    asked = ("list", "--operation", "mail", "--limit", "5")
+
+    page, shown = document(*asked, database=database), succeeded(*asked, database=database)
+    assert page["entries"] == []
+    assert "none among the entries compared so far; --after" in " ".join(shown.split())
+    while not page["entries"]:
+        page = document(*asked, "--after", page["next"], database=database)
+
+    assert [each["operation"] for each in page["entries"]] == ["mail.send"]
