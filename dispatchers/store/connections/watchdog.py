@@ -5,10 +5,10 @@ Such a wait would never end: the proxy still acknowledges the data, so TCP does 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
@@ -28,6 +28,10 @@ MOMENT_SECONDS = 0.5  # after a block, to read what has arrived
 
 class DatabaseSilent(TimeoutError):
     """The database did not answer, and the work did not end when its connection was dropped."""
+
+
+Step: TypeAlias = tuple[float, Callable[[], None]]
+"""Seconds after the step before, and what to call then."""
 
 
 class Timeouts:
@@ -66,19 +70,20 @@ class Silence:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         working.add_done_callback(lambda done: _pass_on(done, answer))
-        timers = [
-            _Timer(loop, self._timeouts.report, self._report),
-            _Timer(loop, self._timeouts.drop, self._drop),
-            _Timer(loop, self._timeouts.give_up, partial(self._give_up, answer, given_up)),
+        limits = self._timeouts
+        steps: list[Step] = [
+            (limits.report, self._report),
+            (limits.drop - limits.report, self._drop),
+            (limits.give_up - limits.drop, partial(self._give_up, answer, given_up)),
         ]
+        timer = _Timer(loop, steps)
         try:
             return await answer
         except asyncio.CancelledError:
             working.cancel()
             raise
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
 
     def _report(self) -> None:
         log.warning(
@@ -111,15 +116,15 @@ class Silence:
 
 
 class _Timer:
-    """Calls `act` after some seconds in which the event loop was not blocked.
+    """Calls one function after the other, each after some seconds in which the event loop was not blocked.
 
-    After a block it gets a moment to read the answer, which may have arrived meanwhile.
+    After a block the event loop gets a moment to read the answer, which may have arrived meanwhile.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, act: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, steps: Sequence[Step]) -> None:
         self._loop = loop
-        self._act = act
-        self._set(seconds)
+        self._steps = steps
+        self._set(steps[0][0])
 
     def _set(self, seconds: float) -> None:
         part = min(seconds, MAX_PART_SECONDS)
@@ -133,7 +138,10 @@ class _Timer:
         elif self._left > 0:
             self._set(self._left)
         else:
-            self._act()
+            (_, act), *self._steps = self._steps
+            if self._steps:
+                self._set(self._steps[0][0])
+            act()
 
     def cancel(self) -> None:
         self._handle.cancel()
