@@ -64,6 +64,18 @@ def test_a_settlement_whose_entry_is_missing_goes_too(database: Database, ob: ou
     assert kept(database) == {}
 
 
+def test_a_settled_entry_that_is_in_the_queue_again_is_kept(sqlite: Database, ob: outbox.Outbox) -> None:
+    """As after the restore of a part of the database."""
+    put(sqlite, ob)
+    (queued,) = sqlite.queue
+    settle_all(sqlite)
+    sqlite.execute(sa.insert(TABLES.queue).values(queued._mapping))
+    elapse(sqlite, RETENTION + A_MOMENT)
+
+    assert not clean(sqlite)
+    assert kept(sqlite) == ENTRY | {"queue": 1}
+
+
 # --- records and their tombstones
 
 
@@ -98,9 +110,6 @@ def test_where_a_service_never_forgets_a_key_is_refused_for_a_year(database: Dat
     elapse(database, 2 * A_MOMENT)
 
     assert clean(database, RETENTION, WINDOW, FOREVER) == {"tombstones": 1}
-
-
-# --- how it goes through the tables
 
 
 # --- the retention itself
