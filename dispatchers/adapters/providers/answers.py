@@ -54,16 +54,18 @@ def _outcome_of_duplicate(duplicate: Duplicate, status: int, body: Any) -> Outco
 
 def is_repeated(profile: Profile, answer: Answer) -> bool:
     """Whether the service says that it repeats an earlier answer."""
-    if profile.replay is None:
+    if (replay := profile.replay) is None:
         return is_replayed(answer)
-    headers = profile.replay.headers
-    return all(answer.headers.get(name) == value for name, value in headers.items())
+    body = None if replay.body is None else parsed(answer.body, whole=answer.whole)
+    return replay.is_in(answer.status, answer.headers, body)
 
 
 def _may_be_error(profile: Profile, status: int) -> bool:
-    """Whether the service reports failures with this status of a success."""
+    """Whether the service reports failures in the body of an answer with this status of a success. 204 has no body."""
     signals = [profile.in_flight, profile.mismatch, *(signal for signal, _ in profile.errors)]
-    return any(signal is not None and signal.status in (None, status) for signal in signals)
+    return status != 204 and any(
+        signal is not None and signal.body is not None and signal.status in (None, status) for signal in signals
+    )
 
 
 def _result(paths: tuple[str, ...], status: int, body: Any) -> dict[str, Any]:

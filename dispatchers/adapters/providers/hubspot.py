@@ -27,7 +27,7 @@ hubspot = Profile(
         "tickets.upsert": Post("/crm/v3/objects/tickets/batch/upsert", answer=UPSERTED),
         "objects.upsert": Post("/crm/v3/objects/{object_type}/batch/upsert", answer=UPSERTED),
     },
-    errors=((Signal(207), "rejected"),),
+    errors=((Signal(207), "final"),),
     result=("results[].id",),
     error=("category", "errors[].category"),
     notes=(
