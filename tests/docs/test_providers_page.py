@@ -20,3 +20,9 @@ def test_the_page_names_every_operation_and_source() -> None:
     sources = {source for profile in PROVIDERS.values() for source in profile.sources}
     assert operations <= {*re.findall(r"^\| `([\w.]+)` \|", page, re.M)}
     assert sources <= {*re.findall(r"<(https://[^>]+)>", page)}
+
+
+def test_the_readme_counts_the_services() -> None:
+    readme = (PAGE.parents[1] / "README.md").read_text()
+
+    assert f"[{len(PROVIDERS)} other services by name](docs/providers.md)" in readme

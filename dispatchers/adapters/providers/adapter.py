@@ -58,7 +58,8 @@ class ProviderAdapter(HttpAdapter):
     at_least_once: for a service without keys: True sends again after an unknown outcome, so the effect may happen twice.
     pinned: what else must not change between two attempts, such as the name of the account.
     timeout, retry, failure_blocks_group: as in `Adapter`. proxy, tls, reuse, transport, find: as in `HttpAdapter`. No profile
-        has a status lookup of its own: none of the services states when its search shows everything.
+        has a status lookup of its own: none of the services states when its search shows everything. A lookup is sent without
+        a credential that is a function.
 
     The payload is the service's own JSON. `parts` has the adapters of the operations whose window or key differs.
     """
