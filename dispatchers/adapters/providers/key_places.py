@@ -1,5 +1,6 @@
 """Where a service takes the key: a header, a member of the body, the query, or an argument of GraphQL; or nowhere."""
 
+import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -42,8 +43,8 @@ class QueryField:
 class GraphQLArgument:
     """A variable of a GraphQL request, by its dotted path below `variables`: `input.apiRequestKey`.
 
-    used_as: what the request's `query` must contain, apart from spaces, so that the service reads the variable:
-        `@idempotent(key: $key)`. A request without it would have no key.
+    used_as: what the request's `query` must contain, apart from spaces, texts and comments, so that the service reads the
+        variable: `@idempotent(key: $key)`. A request without it would have no key.
     """
 
     path: str
@@ -55,7 +56,7 @@ class GraphQLArgument:
         check_path("GraphQLArgument", self.path)
 
     def is_read_by(self, query: object) -> bool:
-        return isinstance(query, str) and _dense(self.used_as) in _dense(query)
+        return isinstance(query, str) and _dense(self.used_as) in _dense(_UNREAD.sub(" ", query))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,10 @@ def with_key(template: Any, key: str) -> Any:
             return [with_key(each, key) for each in template]
         case _:
             return template
+
+
+_UNREAD: Final = re.compile(r'"""(?:\\"""|[^"]|"(?!""))*"""|"(?:\\.|[^"\\\n\r])*"|#[^\n\r]*')
+"""Texts and comments of GraphQL. Source: its specification, 2.1.4 and 2.9.4."""
 
 
 def _dense(text: str) -> str:

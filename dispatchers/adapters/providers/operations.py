@@ -79,14 +79,16 @@ def misplaced(place: KeyPlace, operation: Operation) -> str | None:
     """Why a body of the operation cannot have this place; None if it can."""
     match place:
         case GraphQLArgument():
-            path = "variables.key"
-        case BodyField(path=path) | NoKey(mark=Mark(path=path)):
-            pass
+            is_nested = True
+        case BodyField(path=path):
+            is_nested = "." in path
+        case NoKey(mark=Mark(path=path, value=value)):
+            is_nested = "." in path or not isinstance(value, str)
         case _:
             return None
     if operation.payload == "list":
         return "has a list as its payload, which has no members for a key"
-    return "is sent as a form, which has no nested members" if operation.content == "form" and "." in path else None
+    return "is sent as a form, which has no nested members" if operation.content == "form" and is_nested else None
 
 
 # --- the payload
