@@ -309,6 +309,24 @@ def test_a_payload_that_cannot_be_written_again_is_rejected_unsent(remote: Fault
     assert remote.requests == []
 
 
+def test_a_duplicate_without_an_id_is_delivered(remote: FaultyHttp) -> None:
+    remote.behave(answer(400, json={"code": "duplicate_parameter"}))
+    duplicate = Duplicate(Signal(400, body={"code": "duplicate_parameter"}))
+
+    adapter = profile(stores="duplicate_refused", duplicate=duplicate)(api_key="k", base_url=remote.url)
+
+    assert send(adapter, "pay.payments.create", {}) == Delivered({"id": None}, replayed=True)
+
+
+def test_a_star_in_a_signal_is_any_member(remote: FaultyHttp) -> None:
+    in_use = {"data": {"*": {"userErrors": [{"code": "IN_USE"}]}}}
+    remote.behave(answer(200, json={"data": {"refundCreate": {"userErrors": [{"code": "IN_USE"}]}}}))
+
+    adapter = profile(in_flight=Signal(200, body=in_use))(api_key="k", base_url=remote.url)
+
+    assert send(adapter, "pay.payments.create", {}) == InProgress()
+
+
 # --- a profile that cannot be true
 
 
@@ -435,6 +453,23 @@ def test_another_region_is_another_form() -> None:
     assert one.pinned != other.pinned
 
 
+def test_another_path_of_the_service_is_another_form() -> None:
+    urls = ("https://gateway.test/eu", "https://gateway.test/us")
+
+    one, other = (profile(scope="account")(api_key="k", base_url=url) for url in urls)
+
+    assert one.pinned != other.pinned
+
+
+def test_another_place_of_the_key_is_another_form() -> None:
+    """The service finds no key where it was before."""
+    places = [Header("Key"), Header("X-Key"), BodyField("key"), BodyField("meta.key")]
+
+    forms = {profile(key=place)(api_key="k").pinned for place in places}
+
+    assert len(forms) == len(places)
+
+
 def test_another_account_in_a_setting_is_another_form() -> None:
     of_shops = profile(scope="account", base_url="https://pay.example.com/{shop}")
 
@@ -528,64 +563,3 @@ def test_a_changed_value_is_logged_at_the_start(caplog: pytest.LogCaptureFixture
         "Resend: window=12:00:00, not 1 day, 0:00:00",
         "Resend: stores=all, not success",
     ]
-
-
-# --- credentials
-
-
-def test_a_credential_that_expires_is_asked_for_at_each_send(remote: FaultyHttp) -> None:
-    tokens = iter(["token_1_secret", "token_2_secret"])
-    adapter = profile()(api_key=lambda: next(tokens), base_url=remote.url)
-    remote.behave(answer(422, json={"name": "x"}))
-
-    for _ in range(2):
-        send(adapter, "pay.payments.create", {})
-
-    sent = [request.headers["authorization"] for request in remote.requests]
-    assert sent == ["Bearer token_1_secret", "Bearer token_2_secret"]
-    assert "key=" not in adapter.pinned
-
-
-def test_a_credential_that_cannot_be_had_defers_the_send(remote: FaultyHttp) -> None:
-    def fails() -> str:
-        raise OSError("no token for secret_1")
-
-    outcome = send(profile()(api_key=fails, base_url=remote.url), "pay.payments.create", {})
-
-    assert outcome == Deferred("nothing was sent: the function of a credential raised OSError", cooldown=True)
-    assert remote.requests == []
-
-
-@pytest.mark.parametrize("token", ["two\nlines", "", "ümlaut"])
-def test_a_credential_that_no_header_can_have_defers_the_send(remote: FaultyHttp, token: str) -> None:
-    outcome = send(profile()(api_key=lambda: token, base_url=remote.url), "pay.payments.create", {})
-
-    assert isinstance(outcome, Deferred)
-    assert remote.requests == []
-
-
-def test_a_setting_that_only_the_own_address_names_is_not_needed_elsewhere() -> None:
-    of_shops = profile(base_url="https://{shop}.pay.example.com")
-
-    with pytest.raises(ConfigurationError, match="needs shop="):
-        of_shops(api_key="k")
-
-    of_shops(api_key="k", base_url="https://sandbox.pay.example.com")
-
-
-def test_a_duplicate_without_an_id_is_delivered(remote: FaultyHttp) -> None:
-    remote.behave(answer(400, json={"code": "duplicate_parameter"}))
-    duplicate = Duplicate(Signal(400, body={"code": "duplicate_parameter"}))
-
-    adapter = profile(stores="duplicate_refused", duplicate=duplicate)(api_key="k", base_url=remote.url)
-
-    assert send(adapter, "pay.payments.create", {}) == Delivered({"id": None}, replayed=True)
-
-
-def test_a_star_in_a_signal_is_any_member(remote: FaultyHttp) -> None:
-    in_use = {"data": {"*": {"userErrors": [{"code": "IN_USE"}]}}}
-    remote.behave(answer(200, json={"data": {"refundCreate": {"userErrors": [{"code": "IN_USE"}]}}}))
-
-    adapter = profile(in_flight=Signal(200, body=in_use))(api_key="k", base_url=remote.url)
-
-    assert send(adapter, "pay.payments.create", {}) == InProgress()

@@ -168,7 +168,7 @@ class HttpAdapter(Adapter):
             loop = asyncio.get_running_loop()
 
             async def get(url: str) -> Answer:
-                return await self._transport.send(self._service.reading(url, passed_on=delivery.headers))
+                return await self._transport.send(self._reading(url, delivery))
 
             def get_blocking(url: str) -> Answer:
                 return asyncio.run_coroutine_threadsafe(get(url), loop).result()
@@ -181,6 +181,9 @@ class HttpAdapter(Adapter):
                 return CannotTell(without_answer(error))
 
         return finding
+
+    def _reading(self, url: str, delivery: Delivery) -> Outgoing:
+        return self._service.reading(url, passed_on=delivery.headers)
 
     def _request(self, delivery: Delivery) -> Outgoing:
         if delivery.options:

@@ -114,13 +114,13 @@ class Service:
         echo = None if key is None else Echo(*key)
         return Outgoing(method, self._target(url), list(headers.values()), content, echo=echo)
 
-    def reading(self, url: str, *, passed_on: Mapping[str, str]) -> Outgoing:
+    def reading(self, url: str, *, own: Mapping[str, str] | None = None, passed_on: Mapping[str, str]) -> Outgoing:
         """A GET of a URL below base_url, or at one of the origins, with the credentials and without a key.
 
-        Raises `Malformed`.
+        own: the headers of this request alone. Raises `Malformed`.
         """
-        may_pass = self._may_pass(passed_on, {})
-        headers = {**AGENT, **_by_name(may_pass), **self.by_name}
+        may_pass = self._may_pass(passed_on, own or {})
+        headers = {**AGENT, **_by_name(may_pass), **_by_name(own or {}), **self.by_name}
         return Outgoing("GET", self._target(url, "the url of a status lookup"), list(headers.values()))
 
     @property

@@ -27,6 +27,7 @@ from dispatchers.adapters.providers.key_places import (
     NaturalKey,
     NoKey,
     QueryField,
+    where,
     with_key,
 )
 from dispatchers.adapters.providers.operations import Operation, path_of, problem_of
@@ -56,7 +57,8 @@ class ProviderAdapter(HttpAdapter):
     window: how long the service certainly remembers a key. By default the profile's; you must give it if none is published.
     base_url: of a sandbox, another region, or an imitation; by default the profile's.
     at_least_once: for a service without keys: True sends again after an unknown outcome, so the effect may happen twice.
-    pinned: what else must not change between two attempts, such as the name of the account.
+    pinned: what else must not change between two attempts, such as the name of the account. Needed for an API key that a
+        function returns, where the service may know a key to one API key only.
     timeout, retry, failure_blocks_group: as in `Adapter`. proxy, tls, reuse, transport, find: as in `HttpAdapter`. No profile
         has a status lookup of its own: none of the services states when its search shows everything. A lookup is sent without
         a credential that is a function.
@@ -83,9 +85,15 @@ class ProviderAdapter(HttpAdapter):
         **settings: Setting,
     ) -> None:
         self.profile = profile if window is None else replace(profile, window=window)
-        check_settings(profile.title, profile.settings(base_url), settings)
+        secret = {name for auth in profile.auths for name in auth.settings}
+        check_settings(profile.title, profile.settings(base_url), settings, secret)
         self._expiring = [auth for auth in profile.auths if auth.expires(settings)]
         self._settings = settings
+        if self._expiring and not pinned and _is_bound_to_api_key(self.profile):
+            raise ConfigurationError(
+                f"{profile.title} may know a key to one API key only, and a function may return another: give pinned='...',"
+                " the name of the account to which every credential that it returns belongs"
+            )
         credentials = {auth.header: auth.value(settings) for auth in profile.auths if auth not in self._expiring}
         self._constant = {**{name: filled(value, settings) for name, value in profile.headers.items()}, **credentials}
         self._last_present: dict[str, str] = {}
@@ -105,7 +113,7 @@ class ProviderAdapter(HttpAdapter):
         )
         self.failure_blocks_group = failure_blocks_group
         self.failure_fields = ("status", *profile.error)
-        self._scope = _scope_of(profile, self._service.place, credentials, settings, pinned)
+        self._scope = _scope_of(profile, self._service.base_url, credentials, settings, pinned)
         self._paths = {name: filled(each.path, settings) for name, each in profile.operations.items()}
         self.as_of = profile.as_of
         self._declare(place, _form(place), self.profile.window)
@@ -130,7 +138,7 @@ class ProviderAdapter(HttpAdapter):
         self.search = place.search if isinstance(place, NoKey) else None
         self.window = window
         is_bound = window is not None or self.find is not None
-        self.pinned = f"{self.profile.name} {self._scope}" if is_bound else self.profile.name
+        self.pinned = " ".join(filter(None, [self.profile.name, *([self._scope, where(place)] if is_bound else [])]))
         self.replays_errors = "all" if self.profile.stores == "all" else "2xx"
 
     def _parts(self) -> Mapping[str, Adapter]:
@@ -200,6 +208,10 @@ class ProviderAdapter(HttpAdapter):
             passed_on=delivery.headers,
         )
 
+    def _reading(self, url: str, delivery: Delivery) -> Outgoing:
+        present = self._present() if self._expiring else {}
+        return self._service.reading(url, own=present, passed_on=delivery.headers)
+
     def _written(self, delivery: Delivery, operation: Operation, place: KeyPlace, path: str) -> tuple[str, bytes]:
         """The path with its ids, and the body with the key where the body has it. Each attempt makes the same bytes.
 
@@ -258,18 +270,25 @@ class ProviderAdapter(HttpAdapter):
 
 
 def _scope_of(
-    profile: Profile, place: str, credentials: Mapping[str, str], settings: Mapping[str, Setting], given: str
+    profile: Profile, base_url: str, credentials: Mapping[str, str], settings: Mapping[str, Setting], given: str
 ) -> str:
     """What voids a key when it changes: the service's address, the account that a setting names, and the API key if a key is
     known to one API key only.
     """
     secret = {name for auth in profile.auths for name in auth.settings}
-    parts = [place.partition(" ")[0].partition("://")[2]]
+    host, _, path = base_url.partition("://")[2].partition("/")
+    parts = [f"{host}/{digest(path)}" if path else host]
     if names := sorted(settings.items() - {(name, settings[name]) for name in secret}):
         parts.append(f"account={digest(repr(names))}")
-    if profile.scope in ("api_key", "unknown") and credentials:
+    if _is_bound_to_api_key(profile) and credentials:
         parts.append(f"key={digest(repr(sorted(credentials.items())))}")
     return " ".join([*parts, *([given] if given else [])])
+
+
+def _is_bound_to_api_key(profile: Profile) -> bool:
+    """Whether another API key voids the keys, as far as is known."""
+    has_keys = any(profile.window_of(each) is not None for each in profile.operations.values())
+    return has_keys and profile.scope in ("api_key", "unknown")
 
 
 def _form(place: KeyPlace) -> KeyFormat:

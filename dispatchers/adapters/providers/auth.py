@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -39,22 +39,28 @@ def filled(template: str, settings: Mapping[str, Setting]) -> str:
 
     def value(match: re.Match[str]) -> str:
         given = settings.get(match[1], match[0])
-        return given() if callable(given) else given
+        text = given() if callable(given) else given
+        if not text:
+            raise ValueError(f"the function of {match[1]!r} returned no text")
+        return text
 
     return PLACEHOLDER.sub(value, template)
 
 
-def check_settings(title: str, needed: Sequence[str], given: Mapping[str, object]) -> None:
-    """Raise `ConfigurationError` for a setting that is missing, unknown or no text. No value is shown."""
+def check_settings(title: str, needed: Sequence[str], given: Mapping[str, object], secret: Collection[str]) -> None:
+    """Raise `ConfigurationError` for a setting that is missing, unknown or no text. No value is shown.
+
+    secret: the names of credentials, which may be functions.
+    """
     if missing := [name for name in needed if not given.get(name)]:
         raise ConfigurationError(f"{title} needs {', '.join(f'{name}=...' for name in missing)}")
     if unknown := sorted(given.keys() - set(needed)):
         names = ", ".join(needed) or "none of its own"
         raise ConfigurationError(f"{title} has no setting {unknown[0]!r}; its settings are {names}")
-    if wrong := [name for name, value in given.items() if not (isinstance(value, str) or callable(value))]:
-        raise ConfigurationError(
-            f"{title}: {wrong[0]} must be a text, or a function that returns one (it is not shown)"
-        )
+    for name, value in given.items():
+        if not isinstance(value, str) and not (name in secret and callable(value)):
+            also = ", or a function that returns one" if name in secret else ""
+            raise ConfigurationError(f"{title}: {name} must be a text{also} (it is not shown)")
 
 
 def bearer(setting: str = "api_key") -> Auth:

@@ -106,6 +106,17 @@ def check_path(owner: str, path: object) -> None:
         raise ConfigurationError(f"{owner}({path!r}): the path must be names joined by dots, such as 'input.key'")
 
 
+def where(place: KeyPlace) -> str:
+    """Where the service reads the key, which it does not find elsewhere; empty without a key."""
+    match place:
+        case Header(name=name):
+            return f"key in {name}"
+        case BodyField(path=path) | GraphQLArgument(path=path) | QueryField(name=path):
+            return f"key at {path}"
+        case _:
+            return ""
+
+
 def with_key(template: Any, key: str) -> Any:
     """The JSON with the key in its place."""
     match template:
