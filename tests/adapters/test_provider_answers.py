@@ -67,3 +67,8 @@ def test_only_the_whole_mark_of_a_repeated_answer_is_one(mark: Signal) -> None:
 
     assert isinstance(refused, Rejected)
     assert not refused.conclusive
+
+
+def test_a_transient_error_of_adyen_may_have_been_executed() -> None:
+    """Its key is known from then on, so the window counts from there, and the entry does not end as failed."""
+    assert outcome(adyen, 422, {"errorCode": "905"}, **{"transient-error": "true"}) == Unknown("HTTP 422 905")

@@ -36,7 +36,7 @@ modern_treasury = Profile(
         "internal_accounts.create": Post("/internal_accounts", success=201, answer=CREATED),
         "expected_payments.create": Post("/expected_payments", success=201, answer=CREATED),
         "returns.create": Post("/returns", success=201, answer=CREATED),
-        "invoices.create": Post("/invoices", success=201, answer=CREATED),
+        "invoices.create": Post("/invoices", answer=CREATED),
         "ledgers.create": Post("/ledgers", success=201, answer=CREATED),
         "ledger_accounts.create": Post("/ledger_accounts", success=201, answer=CREATED),
         "ledger_transactions.create": Post("/ledger_transactions", success=201, answer=CREATED),
