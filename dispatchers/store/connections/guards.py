@@ -28,12 +28,16 @@ class Guards(NamedTuple):
     replan: plan each later statement for the present tables, without bitmap scans. A plan from the time when a table was empty
     reads the whole table after it has grown. With a bitmap scan the planner reads and sorts all due rows for each claim, if it
     expects fewer due rows than are wanted, as for a destination with about ten thousand.
+    keep: keep the plan of each later statement, without bitmap scans and without scans of whole tables. It is for statements
+    that read each table by one index only, whatever the tables hold. Without JIT, because up to PostgreSQL 17 the only row of a
+    table without a fitting index costs so much that the server would compile the plan.
     """
 
     lock_wait: timedelta | None = None
     statement: timedelta | None = None
     silence: timedelta | None = None
     replan: bool = False
+    keep: bool = False
 
     @property
     def sql(self) -> str:
@@ -43,11 +47,15 @@ class Guards(NamedTuple):
             "statement_timeout": self.statement,
             "idle_in_transaction_session_timeout": self.silence,
         }
-        settings = {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"} if self.replan else {}
-        replan = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
+        settings = _KEPT if self.keep else _PLANNED_ANEW if self.replan else {}
+        plans = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
         return ", ".join(
-            [DURABLE, *replan, *(_limited(name, limit) for name, limit in limits.items() if limit is not None)]
+            [DURABLE, *plans, *(_limited(name, limit) for name, limit in limits.items() if limit is not None)]
         )
+
+
+_PLANNED_ANEW = {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
+_KEPT = {"plan_cache_mode": "force_generic_plan", "enable_bitmapscan": "off", "enable_seqscan": "off", "jit": "off"}
 
 
 def _limited(setting: str, limit: timedelta) -> str:

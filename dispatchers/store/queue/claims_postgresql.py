@@ -1,7 +1,7 @@
 """Claim and settle on PostgreSQL: one statement for a batch, each row under its token."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -43,7 +43,10 @@ def claim(
     """
     claimed: list[ClaimedEntry] = []
     callbacks_left = request.max_callbacks
-    for (is_called, known, permits), wanted in _alike(request.quotas, rounds).items():
+    groups = _alike(request.quotas, rounds)
+    if guards is not None and _reads_by_one_index(request, groups):
+        guards = guards._replace(keep=True)
+    for (is_called, known, permits), wanted in groups.items():
         before, most = len(claimed), request.max_entries - len(claimed)
         left = replace(request, quotas=wanted, max_entries=min(most, callbacks_left) if is_called else most)
         if left.max_entries <= 0:
@@ -75,6 +78,14 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[tuple[bool, bool
         permits = 0 if quota.destination in rounds and not quota.known else permits
         alike.setdefault((quota.called_back is not None, quota.known, permits), []).append(quota)
     return alike
+
+
+def _reads_by_one_index(request: ClaimRequest, groups: Collection[tuple[bool, bool, int]]) -> bool:
+    """Whether each table has one index that the claim can use, so that its plan may be kept. To plan it takes the server longer
+    than to claim one entry.
+    """
+    is_plain = request.unserved is None and request.only is None and not request.completions
+    return is_plain and all(permits and not known for _, known, permits in groups)
 
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:

@@ -183,6 +183,8 @@ class Exchanges:
         guards: the limits to set, if this transaction has none yet.
         """
         found = self._sql.claim(connection, self._tables, request, self._rounds, guards)
+        if guards is not None and any(entry.ended or entry.position is not None for entry in found):
+            guard(connection, guards)  # what follows is planned for the tables as they are
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
             removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])
