@@ -277,6 +277,28 @@ def test_a_broken_body_that_could_be_an_error_proves_nothing(remote: FaultyHttp)
     assert isinstance(outcome, Unknown)
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "after"),
+    [
+        (close, timedelta(minutes=1)),
+        (answer(500), timedelta(minutes=1)),
+        (answer(409, json={"name": "in_use"}, headers={"Retry-After": "90"}), timedelta(seconds=90)),
+    ],
+)
+def test_after_doubt_the_next_attempt_keeps_the_service_s_pause(
+    remote: FaultyHttp, behaviour: Any, after: timedelta
+) -> None:
+    remote.behave(behaviour)
+    operations = {"payments.create": Post("/payments", pause=timedelta(minutes=1))}
+
+    outcome = send(
+        profile(**SIGNALS, operations=operations)(api_key="k", base_url=remote.url), "pay.payments.create", {}
+    )
+
+    assert isinstance(outcome, Unknown | InProgress)
+    assert outcome.after == after
+
+
 def test_a_duplicate_that_names_what_exists_is_delivered(remote: FaultyHttp) -> None:
     exists = {"error": {"errors": [{"reason": "conflict", "links": {"id": "PM1"}}]}}
     duplicate = Duplicate(Signal(409, body={"error": {"errors": [{"reason": "conflict"}]}}), "error.errors[].links.id")

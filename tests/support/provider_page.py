@@ -70,6 +70,9 @@ def _section(profile: Profile) -> Iterator[str]:
         route = f"{each.method} {each.path}".rstrip()
         yield f"| `{profile.name}.{name}` | `{route}` | {_place(profile, each)} | {_window(profile, each)} |"
     yield ""
+    for name, each in profile.operations.items():
+        if each.pause is not None:
+            yield f"- After an unknown outcome, `{profile.name}.{name}` waits {_span(each.pause)} before the next attempt."
     for note in profile.notes:
         yield f"- {note}"
     if isinstance(profile.key, NoKey) and profile.key.search:

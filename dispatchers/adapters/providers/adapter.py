@@ -33,7 +33,7 @@ from dispatchers.adapters.providers.key_places import (
 from dispatchers.adapters.providers.operations import Operation, path_of, problem_of
 from dispatchers.adapters.providers.profile import Profile
 from dispatchers.adapters.trust import Tls
-from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, KeyFormat, Outcome, digest
+from dispatchers.delivery import NATIVE, Adapter, Deferred, Delivery, InProgress, KeyFormat, Outcome, Unknown, digest
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
@@ -181,9 +181,15 @@ class ProviderAdapter(HttpAdapter):
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            return await super().send(delivery)
+            outcome = await super().send(delivery)
         except NoCredential as error:
             return Deferred(str(error), cooldown=True)
+        return self._paused(outcome, delivery) if isinstance(outcome, Unknown | InProgress) else outcome
+
+    def _paused(self, outcome: Unknown | InProgress, delivery: Delivery) -> Outcome:
+        """The outcome, with the pause that the service asks for before the next attempt."""
+        pause = self.profile.operations[delivery.operation.partition(".")[2]].pause
+        return outcome if pause is None else replace(outcome, after=max(pause, outcome.after or pause))
 
     def _request(self, delivery: Delivery) -> Outgoing:
         name = delivery.operation.partition(".")[2]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -30,6 +31,7 @@ class Operation:
     content: how the payload is sent: as JSON, or as a form, which has texts, numbers and lists of them.
     payload: what the service takes: "object", or "list" for a batch.
     key, window, result: where they differ from the profile's.
+    pause: the least time between an attempt whose outcome is unknown and the next one, if the service asks for it.
     success: the status of a success. answer: an example of its JSON, with "{id}" where a new id is. Both are for the fake.
     """
 
@@ -41,6 +43,7 @@ class Operation:
     key: KeyPlace | None = None
     window: Window = None
     result: tuple[str, ...] | None = None
+    pause: timedelta | None = None
     success: int = 200
     answer: Any = field(default=None, hash=False)
 
@@ -56,6 +59,8 @@ class Operation:
             raise ConfigurationError(
                 f"{self.method}({self.path!r}): a list is sent as JSON, and has no members for a path"
             )
+        if self.pause is not None and (not isinstance(self.pause, timedelta) or self.pause <= timedelta(0)):
+            raise ConfigurationError(f"{self.method}({self.path!r}): pause={self.pause!r} must be a positive timedelta")
         check_results(self.path, self.result or ())
 
     @property

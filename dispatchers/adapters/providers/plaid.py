@@ -53,6 +53,7 @@ plaid = Profile(
             "/wallet/transaction/execute",
             key=PAYMENTS,
             window=timedelta(hours=24),
+            pause=timedelta(minutes=1),
             result=("transaction_id", "status"),
             answer={"request_id": "1", "transaction_id": "{id}", "status": "INITIATED"},
         ),
@@ -66,7 +67,6 @@ plaid = Profile(
     },
     notes=(
         "Plaid publishes no window for refunds and recurring transfers.",
-        "After a lost answer of wallet.transaction.execute wait a minute: give a retry=... that begins with it.",
         "An authorization whose decision is user_action_required is not remembered.",
     ),
 )
