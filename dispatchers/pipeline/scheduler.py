@@ -12,6 +12,7 @@ from dispatchers.pipeline.destinations import Destination, Destinations
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
+MAX_WAITING_NAMED = 1000  # destinations that a heartbeat names, because they wait for a budget
 MAX_BATCH_ENTRIES = 500  # a larger claim saves little, and its entries wait longer for their sends
 MAX_DESTINATIONS = 100  # destinations in one claim; the others follow in the next ones
 MAX_LOOKED_AT = 1000  # destinations that one claim looks at, if it asks for any: of 100,000 accounts most may be paused
@@ -183,7 +184,7 @@ class Scheduler:
         }
         if not self._pace.free:
             waiting["callback_concurrency"] = [*self._turns.held]
-        found = {setting: sorted(names)[:MAX_DESTINATIONS] for setting, names in waiting.items() if names}
+        found = {setting: sorted(names)[:MAX_WAITING_NAMED] for setting, names in waiting.items() if names}
         return found | ({"max_in_flight": []} if self.destinations.free <= 0 else {})
 
     # --- entries that this process does not serve

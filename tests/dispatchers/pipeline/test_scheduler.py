@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.flow_control.quota import max_entries
-from dispatchers.pipeline.destinations import MAX_REMEMBERED, Destinations
+from dispatchers.pipeline.destinations import MAX_REMEMBERED, CallbackPace, Destinations
 from dispatchers.pipeline.scheduler import MAX_BATCH_ENTRIES, MAX_DESTINATIONS, MAX_LOOKED_AT, Scheduler
 from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
@@ -192,6 +192,17 @@ def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
     quotas = scheduler.next_quotas(5.0)
     assert [(quota.destination, quota.permits) for quota in quotas] == [("dead", 5), ("stripe", 5)]
     assert max_entries(quotas) == 5
+
+
+def test_each_of_hundreds_that_wait_for_callbacks_is_named() -> None:
+    names = [f"d{number:03}" for number in range(500)]
+    pace = CallbackPace(1, timedelta(seconds=10))
+    scheduler = Scheduler(names, Destinations(permits=1, permits_in_all=1000, pace=pace, called_back=names))
+
+    while scheduler.next_quotas(0):
+        pass
+
+    assert len(scheduler.used_up["callback_concurrency"]) > 400
 
 
 def test_a_claim_looks_at_some_only_of_very_many_that_are_shut() -> None:
