@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dispatchers import Deferred, Delivered, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, InProgress, Outcome, Rejected, Unknown
 from dispatchers.adapters.http_client.answer_reader import AnswerHeaders
 from dispatchers.adapters.http_client.transport import Answer
 from dispatchers.adapters.providers import PROVIDERS, Delete, Profile, Signal, adyen, hubspot, mollie, slack
@@ -72,3 +72,9 @@ def test_only_the_whole_mark_of_a_repeated_answer_is_one(mark: Signal) -> None:
 def test_a_transient_error_of_adyen_may_have_been_executed() -> None:
     """Its key is known from then on, so the window counts from there, and the entry does not end as failed."""
     assert outcome(adyen, 422, {"errorCode": "905"}, **{"transient-error": "true"}) == Unknown("HTTP 422 905")
+
+
+def test_a_repeated_answer_is_not_in_flight() -> None:
+    """Mollie repeats a stored 409 as long as it knows the key: there is nothing to wait for."""
+    assert outcome(mollie, 409, {}) == InProgress()
+    assert outcome(mollie, 409, {}, **{"idempotent-replayed": "true"}) == Unknown("HTTP 409", final=True)

@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from dispatchers.adapters.providers import GraphQLArgument, Mark, NoKey, Post, Profile
+from dispatchers.adapters.providers import GraphQLArgument, Mark, NoKey, Post, Profile, twilio
 from outbox.errors import ConfigurationError
 
 
@@ -36,3 +36,8 @@ def test_a_query_that_only_mentions_the_key_is_refused(query: str) -> None:
 
     assert not place.is_read_by(query)
     assert place.is_read_by(query + '\n{ pay(note: "", x: "#") pay(input: $input) }')
+
+
+def test_a_tuple_is_a_list_for_the_check_at_the_enqueue() -> None:
+    """As the enqueue writes it."""
+    twilio.check("messages.create", {"To": "+1", "MediaUrl": ("https://a.test", "https://b.test")})

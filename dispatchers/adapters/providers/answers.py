@@ -27,7 +27,7 @@ def outcome_by(profile: Profile, operation: Operation, answer: Answer) -> Outcom
 
     if profile.duplicate is not None and has(profile.duplicate.signal):
         return _outcome_of_duplicate(profile.duplicate, answer.status, body)
-    if has(profile.in_flight):
+    if has(profile.in_flight) and not is_repeated(profile, answer):
         return InProgress(retry_after(answer.headers))
     error = {path: word for path in profile.error if (word := _word(found(body, path))) is not None}
     if has(profile.mismatch):

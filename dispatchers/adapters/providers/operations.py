@@ -121,7 +121,11 @@ def _clash(payload: Mapping[str, Any], place: KeyPlace) -> str | None:
             path = f"variables.{path}"
         case BodyField(path=path) | NoKey(mark=Mark(path=path)):
             if path.endswith("[]"):
-                return None if isinstance(payload.get(path[:-2], []), list) else f"must have a list as {path[:-2]!r}"
+                return (
+                    None
+                    if isinstance(payload.get(path[:-2], []), list | tuple)
+                    else f"must have a list as {path[:-2]!r}"
+                )
         case _:
             return None
     if "." not in path:
@@ -159,7 +163,7 @@ def _is_id(value: object) -> bool:
 
 
 def _is_flat(value: object) -> bool:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return all(isinstance(each, str | int | float) for each in value)
     return value is None or isinstance(value, str | int | float)
 
