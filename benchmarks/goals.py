@@ -45,7 +45,7 @@ def _drain() -> Iterator[Goal]:
 
 def _latency() -> Iterator[Goal]:
     for side in ("psycopg", "asyncpg", "two dispatchers", "in one process"):
-        for metric, most in (("p50_ms", 3), ("p99_ms", 15)):
+        for metric, most in (("p50_ms", 2.5), ("p99_ms", 10)):
             yield Goal("latency", side, metric, most=most)
             yield Goal("latency", side, metric, "PGQueuer", most=1)
     for side in ("psycopg", "asyncpg"):

@@ -51,8 +51,9 @@ PARTS = {
     ),
     "latency": Part(
         "Wake-up",
-        "An app commits one entry every 30 to 120 ms, to a dispatcher that is idle. The time is from the return of the"
-        " commit to the start of the send. The last case measures how much the hints that wake a dispatcher cost the app.",
+        "An app commits one entry every 30 to 120 ms, to a dispatcher that is idle; in the case *trickle*, one every 30 ms. The"
+        " time is from the return of the commit to the start of the send. The CPU is that of the dispatchers and of the whole"
+        " server for one entry. The last case measures how much the hints that wake a dispatcher cost the app.",
         ("p50_ms", "p99_ms"),
     ),
     "sends": Part(
