@@ -10,7 +10,7 @@ class Signal(asyncio.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: set[asyncio.Future[Any]] = set()
+        self.waiting: dict[asyncio.Future[Any], None] = {}  # in the order in which they began to wait
 
     def set(self) -> None:
         super().set()
@@ -27,14 +27,14 @@ async def first_signal(*signals: Signal, seconds: float) -> None:
     woken: asyncio.Future[Any] = loop.create_future()
     timer = None if seconds == math.inf else loop.call_later(seconds, _end, woken)
     for signal in signals:
-        signal.waiting.add(woken)
+        signal.waiting[woken] = None
     try:
         await woken
     finally:
         if timer is not None:
             timer.cancel()
         for signal in signals:
-            signal.waiting.discard(woken)
+            del signal.waiting[woken]
 
 
 def _end(waiting: "asyncio.Future[Any]") -> None:

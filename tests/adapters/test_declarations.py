@@ -27,7 +27,7 @@ def test_every_setting_of_an_adapter_is_given_by_its_name(name: str) -> None:
 
     by_place = [each.name for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
 
-    assert by_place == (["answer"] if name == "MemoryAdapter" else [])
+    assert by_place == {"MemoryAdapter": ["answer"], "AwsAdapter": ["service", "operation"]}.get(name, [])
 
 
 def check(adapter: Any) -> None:

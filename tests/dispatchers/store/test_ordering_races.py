@@ -265,7 +265,7 @@ def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
     service = OrderedService()
     put_in_group(postgresql, ob, "head")
     put_in_group(postgresql, ob, "another's", group="bob")
-    head, other = claim(store)
+    head, other = sorted(claim(store), key=lambda entry: entry.ordering_key or "")
     second, _ = put_in_group(postgresql, ob, "second", "third")
     with postgresql.new_engine().begin() as blocking:
         claim_and_sort(blocking)
