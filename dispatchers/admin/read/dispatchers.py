@@ -1,7 +1,7 @@
 """Whether the dispatchers that run are alike, and whether one of them serves an operation. Pure."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,20 +79,23 @@ def _values(
 
 def failure_fields(operation: str, dispatchers: Collection[DispatcherSeen]) -> frozenset[str]:
     """The members of a failed answer that every live dispatcher of the operation declares readable; none without one."""
-    declared = [each.settings.get("operations", {}) for each in live(dispatchers)]
-    names = [next((name for name in prefixes(operation) if name in registered), None) for registered in declared]
-    found = [set(each[name].get("failure_fields", ())) for each, name in zip(declared, names, strict=True) if name]
+    found = [set(declared.get("failure_fields", ())) for declared in _declared(operation, dispatchers)]
     return frozenset(set.intersection(*found) if found else ())
 
 
 def search_of(operation: str, dispatchers: Collection[DispatcherSeen]) -> str | None:
     """Where at the service an operator finds the effect, as a live dispatcher declares it, with `{key}` in it."""
+    found = (declared.get("search") for declared in _declared(operation, dispatchers))
+    return next((str(search) for search in found if search), None)
+
+
+def _declared(operation: str, dispatchers: Collection[DispatcherSeen]) -> Iterator[Mapping[str, Any]]:
+    """What each live dispatcher that serves the operation declares of it."""
     for each in live(dispatchers):
         registered = each.settings.get("operations", {})
         name = next((name for name in prefixes(operation) if name in registered), None)
-        if name is not None and (search := registered[name].get("search")):
-            return str(search)
-    return None
+        if name is not None:
+            yield registered[name]
 
 
 def served_destinations(dispatchers: Collection[DispatcherSeen]) -> set[str]:
