@@ -7,6 +7,7 @@ import respx
 from support.stripe_sends import INTENT
 
 import dispatchers.adapters.http_client.pool
+from dispatchers.testing.faulty_http import FaultyHttp, faulty_http
 
 
 @pytest.fixture
@@ -26,3 +27,9 @@ def api() -> Iterator[respx.MockRouter]:
 def charges(api: respx.MockRouter) -> respx.Route:
     route: respx.Route = api.post("/v1/payment_intents").respond(json=INTENT, headers={"Request-Id": "req_1"})
     return route
+
+
+@pytest.fixture
+def remote() -> Iterator[FaultyHttp]:
+    with faulty_http() as running:
+        yield running

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,17 +14,11 @@ from dispatchers.adapters import AwsAdapter
 from dispatchers.adapters.providers import Mark, NoKey
 from dispatchers.testing.attempts import due_in_time
 from dispatchers.testing.conformance_frame import ENTRY, TAGS
-from dispatchers.testing.faulty_http import FaultyHttp, answer, close, faulty_http
+from dispatchers.testing.faulty_http import FaultyHttp, answer, close
 from outbox import ConfigurationError
 
 HOUR = timedelta(hours=1)
 WRITE = {"TransactItems": [{"Put": {"TableName": "orders", "Item": {"id": {"S": "C-1"}}}}]}
-
-
-@pytest.fixture
-def remote() -> Iterator[FaultyHttp]:
-    with faulty_http() as running:
-        yield running
 
 
 def made(remote: FaultyHttp, service: str = "dynamodb", operation: str = "transact_write_items", **given: Any) -> Any:

@@ -1,7 +1,6 @@
 """The faulty server has the faults that it declares: a kinder one would let adapters pass."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,12 +8,6 @@ import pytest
 
 from dispatchers.testing import faulty_http
 from dispatchers.testing.faulty_http import Behaviour, FaultyHttp
-
-
-@pytest.fixture
-def remote() -> Iterator[FaultyHttp]:
-    with faulty_http.faulty_http() as running:
-        yield running
 
 
 def put(remote: FaultyHttp, behaviour: Behaviour, **settings: object) -> httpx.Response:

@@ -4,9 +4,8 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,46 +14,24 @@ from support.dashboard import Browser, dashboard
 from support.database import Database
 from support.doctor import beat
 from support.entries import age, dispatcher, put_one, run_once, state
+from support.profiles import profile
 
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters.providers import PROVIDERS, Profile, resend, sendgrid
-from dispatchers.adapters.providers.auth import basic, bearer
+from dispatchers.adapters.providers.auth import basic
 from dispatchers.adapters.providers.key_places import BodyField, GraphQLArgument, Header, Mark, NoKey, QueryField
 from dispatchers.adapters.providers.operations import Delete, Post
 from dispatchers.adapters.providers.signals import Duplicate, Signal
 from dispatchers.delivery import KeyFormat
 from dispatchers.pipeline.routing import merge
 from dispatchers.testing.conformance_frame import ENTRY
-from dispatchers.testing.faulty_http import FaultyHttp, answer, close, cut_short, faulty_http
+from dispatchers.testing.faulty_http import FaultyHttp, answer, close, cut_short
 from outbox.errors import ConfigurationError
 from outbox.keys import Tag, encode_native
 
 MAIL = {"from": "shop@example.com", "to": "ada@example.com", "subject": "Hello", "html": "<p>Hello</p>"}
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def remote() -> Iterator[FaultyHttp]:
-    with faulty_http() as running:
-        yield running
-
-
-def profile(**given: Any) -> Profile:
-    fields: dict[str, Any] = {
-        "name": "pay",
-        "title": "Pay",
-        "as_of": date(2026, 11, 1),
-        "sources": ("https://pay.example.com/docs",),
-        "base_url": "https://pay.example.com/v1",
-        "auth": bearer(),
-        "key": Header("Idempotency-Key"),
-        "window": DAY,
-        "stores": "2xx",
-        "operations": {"payments.create": Post("/payments"), "payments.capture": Post("/payments/{payment}/captures")},
-        "result": ("id",),
-    }
-    return Profile(**fields | given)
 
 
 def send(adapter: Any, operation: str, payload: Any, key: str = "ck1_abc") -> Outcome:

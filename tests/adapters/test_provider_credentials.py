@@ -1,39 +1,16 @@
 """Credentials of a profile's adapter that expire: a function returns the present one."""
 
 import asyncio
-from collections.abc import Iterator
-from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from support.profiles import profile
 
 from dispatchers import CannotTell, Deferred, Delivery, Outcome
-from dispatchers.adapters.providers import Header, Post, Profile, bearer, sendgrid
+from dispatchers.adapters.providers import sendgrid
 from dispatchers.testing.conformance_frame import ENTRY
-from dispatchers.testing.faulty_http import FaultyHttp, answer, faulty_http
+from dispatchers.testing.faulty_http import FaultyHttp, answer
 from outbox.errors import ConfigurationError
-
-
-@pytest.fixture
-def remote() -> Iterator[FaultyHttp]:
-    with faulty_http() as running:
-        yield running
-
-
-def profile(**given: Any) -> Profile:
-    fields: dict[str, Any] = {
-        "name": "pay",
-        "title": "Pay",
-        "as_of": date(2026, 11, 1),
-        "sources": ("https://pay.example.com/docs",),
-        "base_url": "https://pay.example.com/v1",
-        "auth": bearer(),
-        "key": Header("Idempotency-Key"),
-        "window": timedelta(days=1),
-        "stores": "2xx",
-        "operations": {"payments.create": Post("/payments")},
-    }
-    return Profile(**fields | given)
 
 
 def delivery() -> Delivery:
