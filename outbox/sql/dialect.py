@@ -440,6 +440,15 @@ UNDEFINED = {"42P01": "table", "42883": "function"}
 _PASSING_IN_A_STATEMENT = (*CONFLICTS, "53", LOCK_NOT_AVAILABLE)
 
 
+def changes(
+    table: Table, proposed: Any, columns: Collection[str], *, added: Collection[str], kept: Collection[str]
+) -> dict[str, Any]:
+    """The values that an upsert gives to a row that exists. proposed: the columns of the row that was not inserted."""
+    left = (*table.primary_key.columns.keys(), *kept)
+    replaced = {column: proposed[column] for column in columns if column not in left}
+    return replaced | {column: table.c[column] + proposed[column] for column in added}
+
+
 def first_line(error: BaseException) -> str:
     return str(error.args[0]).partition("\n")[0] if error.args else ""
 

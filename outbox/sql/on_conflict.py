@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table
 
-from outbox.sql.dialect import Dialect
+from outbox.sql.dialect import Dialect, changes
 
 
 class OnConflict(Dialect):
@@ -29,7 +29,5 @@ class OnConflict(Dialect):
         kept: Collection[str] = (),
     ) -> None:
         inserting = self.insert(table).values(rows)
-        left = (*table.primary_key.columns.keys(), *kept)
-        changed = {column: inserting.excluded[column] for column in rows[0] if column not in left}
-        changed |= {column: table.c[column] + inserting.excluded[column] for column in added}
+        changed = changes(table, inserting.excluded, rows[0], added=added, kept=kept)
         connection.execute(inserting.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed))

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 from outbox.errors import ConfigurationError
 from outbox.sql import key_locks, migration_locks
 from outbox.sql.connections.transactions import is_in_autocommit
-from outbox.sql.dialect import UNDEFINED, Dialect, Lock, Writes, words
+from outbox.sql.dialect import UNDEFINED, Dialect, Lock, Writes, changes, words
 from outbox.sql.errors.driver import sqlstate
 from outbox.sql.mariadb import settings as mariadb_settings
 from outbox.sql.mariadb import statistics
@@ -99,9 +99,7 @@ class MariaDB(Dialect):
         kept: Collection[str] = (),
     ) -> None:
         inserting = mysql.insert(table).values(rows)
-        left = (*table.primary_key.columns.keys(), *kept)
-        changed: dict[str, Any] = {column: inserting.inserted[column] for column in rows[0] if column not in left}
-        changed |= {column: table.c[column] + inserting.inserted[column] for column in added}
+        changed = changes(table, inserting.inserted, rows[0], added=added, kept=kept)
         connection.execute(inserting.on_duplicate_key_update(changed))
 
     def delete(self, connection: Connection, column: Column[Any], ids: Collection[Any]) -> None:
