@@ -22,19 +22,25 @@ if os.name != "posix":  # it notices a fork, and wakes processes by sockets, wit
     raise ImportError(f"sqlalchemy-outbox runs on POSIX systems (Linux, macOS, WSL), not on {os.name!r}")
 
 from outbox.default_outbox import default
+from outbox.effects.effect import Effect
+from outbox.encryption import Encryption, KeyService
 from outbox.entries.status import EntryStatus
 from outbox.errors import (
     AlreadyAnswered,
+    CannotDecrypt,
     ClaimError,
     ClaimLost,
     ClaimOpen,
     ConfigurationError,
     DuplicateEntry,
+    EncryptionError,
+    InvalidPayload,
     InvalidValue,
     KeyExpired,
     KeyInFlight,
     KeyMalformed,
     KeyMissing,
+    KeyServiceFailed,
     LeaseLost,
     NotAnswered,
     NoTransaction,
@@ -64,6 +70,7 @@ from outbox.sql.sqlite import prepare_sqlite
 configure = default.configure
 check = default.check
 enqueue = default.enqueue
+enqueue_many = default.enqueue_many
 child_key = default.child_key
 idempotent = default.idempotent
 run_idempotent = default.run_idempotent
@@ -86,21 +93,28 @@ __all__ = [
     "AlreadyAnswered",
     "AsyncLeasedClaim",
     "BodyKey",
+    "CannotDecrypt",
     "Claim",
     "ClaimError",
     "ClaimLost",
     "ClaimOpen",
     "ConfigurationError",
     "DuplicateEntry",
+    "Effect",
+    "Encryption",
+    "EncryptionError",
     "Entry",
     "EntryStatus",
     "Fingerprint",
     "InboxMessage",
+    "InvalidPayload",
     "InvalidValue",
     "KeyExpired",
     "KeyInFlight",
     "KeyMalformed",
     "KeyMissing",
+    "KeyService",
+    "KeyServiceFailed",
     "Keyring",
     "LeaseLost",
     "LeasedClaim",
@@ -126,6 +140,7 @@ __all__ = [
     "default",
     "define_tables",
     "enqueue",
+    "enqueue_many",
     "idempotent",
     "inbox",
     "leased",

@@ -6,19 +6,22 @@ from datetime import timedelta
 from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
 
+from outbox.encryption import Encryption, encryption_of
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
 from outbox.services import Service, checked_services
 from outbox.sql.postgresql.hint_messages import channel_of
 from outbox.sql.schema.identifiers import check_table_names
-from outbox.sql.schema.tables import Tables, tables_of
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, SCHEMA_VERSION, Tables, tables_of
 from outbox.times import NOTHING, check_span
 from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 
 MAX_PAYLOAD_BYTES = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
 RECORD_RETENTION = timedelta(days=30)
+EFFECT_VERSION = "effect_version"
+"""The option in which the version of a typed payload is stored. Only the library writes it."""
 
 
 class Settings(TypedDict, total=False):
@@ -55,10 +58,13 @@ class Settings(TypedDict, total=False):
     """The destinations whose sends the dispatchers divide between the scopes that have due entries there."""
 
     hints: bool
-    """Whether commits wake the dispatchers, and whether dispatchers listen. True by default. See docs/wakeup.md."""
+    """Whether commits wake the dispatchers, and whether dispatchers listen. True by default. See docs/operations.md."""
 
     services: Mapping[str, Service]
     """The profiles of outside services, by the first part of their operations: `enqueue` refuses what they do not take."""
+
+    encryption: Encryption | None
+    """The data keys that encrypt payloads, results and stored answers. None, the default: they are stored as they are."""
 
 
 class Configuration:
@@ -86,12 +92,23 @@ class Configuration:
         self.fair = _checked_fair(settings.get("fair", ()))
         self.hints = _checked_hints(settings.get("hints", True))
         self.services = checked_services(settings.get("services", {}))
+        self.encryption = encryption_of(settings.get("encryption"))
         self.tables: Tables = tables_of(self.schema, self.prefix)
         """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
 
     def status_url_of(self, id: UUID) -> str | None:
         """The URL of the status of the request with this id, if the app has set one."""
         return None if self.status_url is None else self.status_url.replace("{id}", str(id))
+
+    @property
+    def schema_version(self) -> int:
+        """The version of the entries that are enqueued. A process without data keys leaves encrypted ones to others."""
+        return SCHEMA_VERSION if self.encrypting is None else ENCRYPTED_VERSION
+
+    @property
+    def encrypting(self) -> Encryption | None:
+        """The data keys, if new values are encrypted; `encryption` decrypts also after that was turned off."""
+        return self.encryption if self.encryption is not None and self.encryption.encrypts else None
 
     @property
     def hint_channel(self) -> str:
@@ -123,6 +140,8 @@ def _check_names(settings: Mapping[str, object]) -> None:
 def _checked_options(options: Collection[str]) -> frozenset[str]:
     if isinstance(options, str):
         raise InvalidValue("options", options, "must be a collection of names, not one str")
+    if EFFECT_VERSION in options:
+        raise InvalidValue("option", EFFECT_VERSION, "is reserved: an outbox.Effect stores its version in it")
     return OPTIONS | frozenset(options)
 
 
@@ -160,8 +179,16 @@ def _checked_hints(hints: bool) -> bool:
     return hints
 
 
+def encryption_from_environment() -> Encryption | None:
+    """The data keys of OUTBOX_DATA_KEYS (`d2:base64,d1:base64`, the first one encrypts); None if it is not set."""
+    text = os.environ.get("OUTBOX_DATA_KEYS")
+    return Encryption.from_text(text) if text else None
+
+
 def configuration_from_environment() -> Configuration:
-    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current kid first), OUTBOX_ENV, and OUTBOX_HINTS (`on` or `off`)."""
+    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current kid first), OUTBOX_ENV, OUTBOX_DATA_KEYS, and OUTBOX_HINTS
+    (`on` or `off`).
+    """
     missing = [name for name in ("OUTBOX_SECRET", "OUTBOX_ENV") if not os.environ.get(name)]
     if missing:
         raise ConfigurationError(
@@ -172,4 +199,6 @@ def configuration_from_environment() -> Configuration:
     if hints not in ("on", "off"):
         raise ConfigurationError(f"OUTBOX_HINTS is {hints!r}: must be on or off")
     keyring = Keyring.from_text(os.environ["OUTBOX_SECRET"])
-    return Configuration(keyring, env=os.environ["OUTBOX_ENV"], hints=hints == "on")
+    return Configuration(
+        keyring, env=os.environ["OUTBOX_ENV"], hints=hints == "on", encryption=encryption_from_environment()
+    )

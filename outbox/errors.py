@@ -6,11 +6,15 @@ Every other name states the one thing that happened, and an app may catch it.
 OutboxError
 ├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
 ├── InvalidValue            a field outside its limits: .field, .value          (also a ValueError)
+│   └── InvalidPayload      a payload or a result does not fit its effect: .effect
 ├── NotSerializable         a payload that is not JSON, or too large             (also a ValueError)
 ├── NoTransaction           an autocommit connection: nothing could be atomic
 ├── ParentRequired          enqueue outside a claim and without a parent
 ├── DuplicateEntry          the same effect enqueued twice: .entry_id
 ├── SchemaError             the tables are missing, or of another version
+├── EncryptionError         a value cannot be encrypted or decrypted: see docs/encryption.md
+│   ├── CannotDecrypt       no key, another key, or a ciphertext that was changed: .key_id
+│   └── KeyServiceFailed    the key service does not answer
 ├── ClaimError              a claim is used against its rules
 │   ├── AlreadyAnswered     work inside a replay
 │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
@@ -52,6 +56,19 @@ class InvalidValue(OutboxError, ValueError):
         self.value = value
 
 
+class InvalidPayload(InvalidValue):
+    """A payload or a result does not fit the type of its effect. The text names the field, and never shows the value.
+
+    effect: its name. field: where, with dots: `payload.amount`. value: always None, because payloads may hold personal data.
+    """
+
+    def __init__(self, effect: str, field: str, problem: str) -> None:
+        OutboxError.__init__(self, f"{effect}: {field}: {problem}")
+        self.effect = effect
+        self.field = field
+        self.value = None
+
+
 class NotSerializable(OutboxError, ValueError):
     """A payload, option or response is not JSON, or is too large. Nothing was written."""
 
@@ -74,6 +91,22 @@ class DuplicateEntry(OutboxError):
 
 class SchemaError(OutboxError):
     """The outbox's tables are missing or of another version; the text names the command that fixes it."""
+
+
+class EncryptionError(OutboxError):
+    """A value cannot be encrypted or decrypted. Nothing was sent or written."""
+
+
+class CannotDecrypt(EncryptionError):
+    """A stored value cannot be decrypted by the data keys of this process. `key_id` names its key, if that could be read."""
+
+    def __init__(self, why: str, key_id: str | None = None) -> None:
+        super().__init__(f"cannot be decrypted: {why}")
+        self.key_id = key_id
+
+
+class KeyServiceFailed(EncryptionError):
+    """The key service, which wraps the data keys, did not answer. A later try may succeed."""
 
 
 class ClaimError(OutboxError):

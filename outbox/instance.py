@@ -1,15 +1,15 @@
 """`Outbox`: the API of the library as an object. The module functions of `outbox` are the methods of its default instance."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox.configuration import Configuration, Settings
-from outbox.entries.enqueue import child_key, enqueue
+from outbox.entries.enqueue import PerPayload, child_key, enqueue, enqueue_many
 from outbox.entries.status import EntryStatus, cancel_entry, read_status
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
 from outbox.keys import Keyring, ParentKey
@@ -29,6 +29,7 @@ from outbox.startup_checks import AsyncEngineLike, check
 from outbox.times import SECOND, check_span
 
 DAY = timedelta(hours=24)
+Payload = TypeVar("Payload")
 
 
 class Outbox:
@@ -111,6 +112,44 @@ class Outbox:
             session,
             operation,
             payload,
+            parent=parent,
+            discriminator=discriminator,
+            destination=destination,
+            options=options,
+            due=due,
+            ordering_key=ordering_key,
+            if_exists=if_exists,
+        )
+
+    def enqueue_many(
+        self,
+        session: AnySession,
+        operation: str,
+        payloads: Iterable[Payload],
+        *,
+        parent: PerPayload[str | ParentKey | None, Payload] = None,
+        discriminator: PerPayload[str, Payload] = "",
+        destination: PerPayload[str | None, Payload] = None,
+        options: PerPayload[Mapping[str, Any] | None, Payload] = None,
+        due: PerPayload[datetime | timedelta | None, Payload] = None,
+        ordering_key: PerPayload[str | None, Payload] = None,
+        if_exists: Literal["raise", "ignore"] = "raise",
+    ) -> list[Entry]:
+        """Enqueue one effect for each payload, all or none, in the caller's transaction. Never awaited, as `enqueue`.
+
+            outbox.enqueue_many(session, "mail.send", mails, parent="order:A-1", discriminator=lambda mail: mail["to"])
+
+        Every keyword of `enqueue` but `if_exists` is one value for all payloads, or a function of the payload. Let at least
+        one of `parent` and `discriminator` be a function, because each entry needs its own key.
+
+        Returns the entries in the order of the payloads. Raises what `enqueue` raises; the text names the payload by its index,
+        and nothing is kept. With if_exists="ignore" the entries of two equal keys are the first one's.
+        """
+        return enqueue_many(
+            self.configuration,
+            session,
+            operation,
+            payloads,
             parent=parent,
             discriminator=discriminator,
             destination=destination,

@@ -42,6 +42,7 @@ LIMITS = {
     "destination": (1, 255),
     "ordering_key": (1, 255),
     "completion": (1, 128),
+    "schedule": (1, 128),
     "consumer": (1, 64 - len("inbox:")),  # it is the rest of a source
     "message_id": (1, 255),  # it is a parent
 }
@@ -57,7 +58,7 @@ class ParentKey:
 
     key: the client's key, the message's id, or a natural key such as `invoice:42`; 1 to 255 bytes.
     scope: the authenticated caller; empty only for source `app`. Never take it from the request's body.
-    source: where the key comes from: `http`, `inbox:<consumer>`, or `app` for the app's own natural keys.
+    source: where the key comes from: `http`, `inbox:<consumer>`, `schedule`, or `app` for the app's own natural keys.
     """
 
     key: str
@@ -134,7 +135,7 @@ class Keyring:
     @classmethod
     def from_text(cls, text: str) -> "Keyring":
         """Read `kid:base64,older:base64`, the form of OUTBOX_SECRET. The first kid is the current one."""
-        secrets = _parsed(text)
+        secrets = parsed_ring(text, "OUTBOX_SECRET")
         problem = secrets if isinstance(secrets, str) else _problem_of(secrets, next(iter(secrets)))
         if isinstance(secrets, str) or problem is not None:
             del text, secrets
@@ -201,10 +202,10 @@ def _problem_of_secret(kid: object, secret: object) -> str | None:
     return None
 
 
-def _parsed(text: object) -> dict[str, bytes] | str:
-    """The secrets that `kid:base64,older:base64` holds, or what is wrong with it."""
+def parsed_ring(text: object, variable: str) -> dict[str, bytes] | str:
+    """The secrets that `kid:base64,older:base64` holds, or what is wrong with it. variable: where it usually is."""
     if not isinstance(text, str):
-        return f"a key ring's text must be a str, not {type(text).__name__}: is OUTBOX_SECRET set?"
+        return f"a key ring's text must be a str, not {type(text).__name__}: is {variable} set?"
     secrets: dict[str, bytes] = {}
     for number, part in enumerate(text.split(","), 1):
         kid, colon, encoded = part.strip().partition(":")

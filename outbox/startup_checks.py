@@ -9,7 +9,7 @@ from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.sql.connections.forks import closed_afterwards
 from outbox.sql.connections.transactions import is_in_autocommit
-from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_secrets
+from outbox.sql.deployment import recorded_environment, refuse_other_environment, require_data_keys, require_secrets
 from outbox.sql.dialect import dialect_of
 
 
@@ -52,6 +52,7 @@ def _check_all(connection: Connection, configuration: Configuration) -> None:
     if recorded is not None:
         refuse_other_environment(connection, recorded, configuration.env)
     require_secrets(connection, configuration.tables, configuration.keyring)
+    require_data_keys(connection, configuration.tables, configuration.encryption)
     if is_in_autocommit(connection):  # asked last: on SQLite an app's own BEGIN comes with the first statement
         raise ConfigurationError(
             "the engine is in autocommit mode, so every enqueue would raise NoTransaction: give outbox.check the engine of the"

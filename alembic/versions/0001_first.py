@@ -121,6 +121,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "event",
         "send_count",
         "dispatcher",
+        "schedule",
         "callback",
         "blocked_group",
         "destination",

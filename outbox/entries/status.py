@@ -1,15 +1,17 @@
 """The status of a parent's entries, and cancelling an entry that was certainly never sent."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, select, text, true
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
+from outbox.encryption import Encryption, StoredField, open_json
+from outbox.errors import EncryptionError
 from outbox.keys import ParentKey, Tag, as_parent_key, check_id, encode_native, ids_under, parent_id
 from outbox.sessions.session import flush_all
 from outbox.sql.clock import clock
@@ -32,7 +34,8 @@ class EntryStatus:
 
     state: delivered, failed and cancelled are final and true. Uncertain means that the effect may have happened: only a
         status lookup at the service, or an operator, can decide.
-    result: the part of the service's answer that the adapter kept; None until the entry is settled.
+    result: the part of the service's answer that the adapter kept; None until the entry is settled. Raises `CannotDecrypt` or
+        `KeyServiceFailed` if it is encrypted and could not be decrypted: the other attributes can be read nevertheless.
     reason: why the entry failed, waits or is uncertain, if so.
     attempts: how many sends may have left.
     """
@@ -42,11 +45,17 @@ class EntryStatus:
     discriminator: str
     child_key: str
     state: State
-    result: Any
     reason: str | None
     attempts: int
     created_at: datetime
     settled_at: datetime | None
+    _result: Any = field(repr=False)
+
+    @property
+    def result(self) -> Any:
+        if isinstance(self._result, EncryptionError):
+            raise self._result.with_traceback(None)
+        return self._result
 
 
 def read_status(configuration: Configuration, session: Session, parent: str | ParentKey) -> list[EntryStatus]:
@@ -54,25 +63,35 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
     flush_all(session)
     connection = session.connection()
     require_connection(connection, configuration.schema)
-    return _of_parent(connection, configuration.tables, parent_id(configuration.env, as_parent_key(parent)))
+    return _of_parent(connection, configuration, parent_id(configuration.env, as_parent_key(parent)))
 
 
-def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:
+def every_status(connection: Connection, configuration: Configuration) -> list[EntryStatus]:
+    """Every entry, oldest first: for the tests of an app."""
+    return _read(connection, configuration, true())
+
+
+def entries_of_request(connection: Connection, configuration: Configuration, record_id: UUID) -> list[EntryStatus]:
     """Every entry that the request of this record caused, oldest first: under its own key and under other parents."""
-    entry = tables.entry
-    own = _of_parent(connection, tables, record_id)
-    elsewhere = _read(connection, tables, and_(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id))
+    entry = configuration.tables.entry
+    own = _of_parent(connection, configuration, record_id)
+    caused = and_(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id)
+    elsewhere = _read(connection, configuration, caused)
     return sorted([*own, *elsewhere], key=lambda status: (status.created_at, status.id))
 
 
-def _of_parent(connection: Connection, tables: Tables, parent: UUID) -> list[EntryStatus]:
-    return _read(connection, tables, is_under(tables.entry, parent), ids_under(parent))
+def _of_parent(connection: Connection, configuration: Configuration, parent: UUID) -> list[EntryStatus]:
+    return _read(connection, configuration, is_under(configuration.tables.entry, parent), ids_under(parent))
 
 
 def _read(
-    connection: Connection, tables: Tables, condition: ColumnElement[bool], ids: tuple[UUID, UUID] = ALL_IDS
+    connection: Connection,
+    configuration: Configuration,
+    condition: ColumnElement[bool],
+    ids: tuple[UUID, UUID] = ALL_IDS,
 ) -> list[EntryStatus]:
     """ids: the range of their ids. Without it the join reads the whole queue where the planner believes that it is empty."""
+    tables, encryption = configuration.tables, configuration.encryption
     entry, queue, settlement = tables.entry, tables.queue, tables.settlement
 
     def is_of_entry(id: ColumnElement[UUID]) -> ColumnElement[bool]:
@@ -81,6 +100,7 @@ def _read(
     statement = (
         select(
             entry.c.id,
+            entry.c.env,
             entry.c.operation,
             entry.c.discriminator,
             entry.c.tag,
@@ -105,14 +125,23 @@ def _read(
             discriminator=row.discriminator,
             child_key=encode_native(Tag(bytes(row.tag))),
             state=row.state,
-            result=None if row.result is None else json.loads(row.result),
             reason=row.reason if row.settled_at else waiting_reason(row.state, row.outcome),
             attempts=row.attempts,
             created_at=row.created_at,
             settled_at=row.settled_at,
+            _result=None if row.result is None else _result(encryption, row),
         )
         for row in connection.execute(statement)
     ]
+
+
+def _result(encryption: Encryption | None, row: Any) -> Any:
+    """The result, or why it cannot be decrypted. It is opened here: a key service is called without blocking an event loop."""
+    stored = row.result.encode() if isinstance(row.result, str) else row.result
+    try:
+        return json.loads(open_json(encryption, stored, StoredField(row.env, row.id, row.operation, "result")))
+    except EncryptionError as error:
+        return error
 
 
 def waiting_reason(state: str, outcome: str | None) -> str | None:
@@ -140,20 +169,20 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
 def _cancel_by_hand(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
     """Cancel where there are no functions or roles: one DELETE with the condition, and the inserts that follow."""
     queue, settlement = tables.queue, tables.settlement
-    cancelled = connection.execute(
-        delete(queue)
-        .where(
-            queue.c.id == entry_id,
-            queue.c.state.in_(("pending", "retry")),
-            queue.c.lease_token.is_(None),
-            ~queue.c.maybe_sent,
-            ~exists().where(settlement.c.id == queue.c.id),
-            ~exists().where(tables.meta.c.suspended_reason.is_not(None)),
-        )
-        .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch, queue.c.ordering_key, queue.c.position)
-    ).one_or_none()
-    if cancelled is None:
+    gone = dialect_of(connection).delete_returning(
+        connection,
+        queue,
+        [queue.c.deliveries, queue.c.attempts, queue.c.key_epoch, queue.c.ordering_key, queue.c.position],
+        queue.c.id == entry_id,
+        queue.c.state.in_(("pending", "retry")),
+        queue.c.lease_token.is_(None),
+        ~queue.c.maybe_sent,
+        ~exists().where(settlement.c.id == queue.c.id),
+        ~exists().where(tables.meta.c.suspended_reason.is_not(None)),
+    )
+    if not gone:
         return False
+    (cancelled,) = gone
     connection.execute(
         insert(settlement).values(
             id=entry_id,

@@ -8,7 +8,7 @@ Each module has a class `Idempotency`, whose `claim` claims a request. The handl
 - `outbox.http.django`: `claim` is a decorator for views, and the session is in Django's own transaction.
 
 This package imports none of these modules. Its other exports are for other frameworks. See docs/http-api.md and
-docs/http-answers.md.
+docs/http-rules.md.
 """
 
 from outbox.http.answers import KEPT_HEADERS, REPLAYED, replay

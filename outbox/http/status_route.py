@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from outbox.default_outbox import default
 from outbox.entries.status import EntryStatus
-from outbox.errors import ConfigurationError, InvalidValue
+from outbox.errors import ConfigurationError, EncryptionError, InvalidValue
 from outbox.instance import Outbox
 from outbox.keys import check_field
 from outbox.requests.responses import Response
@@ -140,13 +140,17 @@ def shown(status: RequestStatus) -> dict[str, Any]:
 
 
 def _effect(entry: EntryStatus) -> dict[str, Any]:
-    return {
+    effect = {
         "operation": entry.operation,
         "discriminator": entry.discriminator,
         "state": entry.state,
-        "result": entry.result,
         "settled_at": None if entry.settled_at is None else entry.settled_at.isoformat(),
     }
+    try:
+        return {**effect, "result": entry.result}
+    except EncryptionError as error:
+        log.warning("left the result of entry %s out of its request's status: %s", entry.id, error)
+        return effect
 
 
 def _response(response: Response) -> dict[str, Any]:

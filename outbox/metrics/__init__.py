@@ -1,4 +1,4 @@
-"""Ready-made observers and gauges: `outbox.metrics.prometheus`, `outbox.metrics.opentelemetry`; see docs/metrics.md.
+"""Ready-made observers and gauges: `outbox.metrics.prometheus`, `outbox.metrics.opentelemetry`; see docs/monitoring.md.
 
 Each needs the extra of its name. Importing this package loads neither.
 """

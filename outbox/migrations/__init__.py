@@ -12,7 +12,7 @@ engine's connect_args. With a Connection the caller commits or rolls back: insid
 
 For the app's own Alembic: `metadata()` adds the outbox's tables to its `target_metadata`, and `include_name()` excludes them
 from its comparison. `roles()` prints the SQL of the database's roles. `partition()` and `unpartition()` switch daily
-partitions of response bodies on and off (docs/retention.md). docs/migrations.md shows each way.
+partitions of response bodies on and off (docs/operations.md). docs/migrations.md shows each way.
 
 `upgrade`, `downgrade`, `sql` and `metadata` need the extra `sqlalchemy-outbox[migrations]`. The others need only SQLAlchemy.
 """

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequ
 from outbox.sql.dialect import dialect_of
 from outbox.sql.schema.body_partitions import body_tables
 from outbox.sql.schema.functions import closing, database_functions
-from outbox.sql.schema.identifiers import POSTGRESQL, quoted
+from outbox.sql.schema.identifiers import postgresql, quoted
 from outbox.sql.schema.tables import storage_parameters, tables_of
 
 NAMES = "sqlalchemy-outbox"
@@ -109,4 +109,4 @@ def _without_bodies(operations: list[MigrateOperation], schema: str | None, pref
 
 
 def _sql(statement: ExecutableDDLElement) -> str:
-    return str(statement.compile(dialect=POSTGRESQL))
+    return str(statement.compile(dialect=postgresql()))

@@ -14,9 +14,9 @@ from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.schema import SchemaItem
 
 LONG = 2**32 - 1
-ID = sa.Uuid().with_variant(sa.BINARY(16), "mariadb")
-TEXT = sa.Text().with_variant(sa.Text(LONG), "mariadb")
-BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb")
+ID = sa.Uuid().with_variant(sa.BINARY(16), "mariadb", "mysql")
+TEXT = sa.Text().with_variant(sa.Text(LONG), "mariadb", "mysql")
+BINARY = sa.LargeBinary().with_variant(sa.LargeBinary(LONG), "mariadb", "mysql")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Kind:
     """What the revision makes in another way on another database.
 
     at: a point in time to the microsecond. zone: of an instant as text. is_stepwise: whether each statement may commit by
-    itself, as on MariaDB and CockroachDB: a run may find what one before it has made.
+    itself, as on MariaDB, MySQL and CockroachDB: a run may find what one before it has made. has_index_if_not_exists: whether
+    CREATE INDEX can allow for that.
     """
 
     at: sa.types.TypeEngine[Any] = field(default_factory=partial(sa.DateTime, timezone=True))
@@ -32,8 +33,15 @@ class Kind:
     is_true: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     is_stepwise: bool = False
+    has_index_if_not_exists: bool = True
     has_functions: bool = False
     stores_integers: bool = False
+
+
+def _of_innodb(collation: str) -> dict[str, Any]:
+    """SQLAlchemy has two names for a MariaDB: that of the URL, and `mysql`."""
+    options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation}
+    return {f"{name}_{option}": value for name in ("mariadb", "mysql") for option, value in options.items()}
 
 
 KINDS = {
@@ -42,19 +50,23 @@ KINDS = {
     "mariadb": Kind(
         at=DATETIME(fsp=6),
         zone="",
-        options={
-            "mariadb_engine": "InnoDB",
-            "mariadb_charset": "utf8mb4",
-            "mariadb_collate": "utf8mb4_nopad_bin",
-        },
+        options=_of_innodb("utf8mb4_nopad_bin"),
         is_stepwise=True,
+    ),
+    "mysql": Kind(
+        at=DATETIME(fsp=6),
+        zone="",
+        options=_of_innodb("utf8mb4_0900_bin"),
+        is_stepwise=True,
+        has_index_if_not_exists=False,
     ),
     "sqlite": Kind(at=sa.BigInteger(), is_true=" = 1", stores_integers=True),
 }
 
 
 def kind_of(op: Operations) -> Kind:
-    return KINDS[op.get_context().dialect.name]
+    context = op.get_context()
+    return KINDS["mariadb" if getattr(context.dialect, "is_mariadb", False) else context.dialect.name]
 
 
 @dataclass(frozen=True)
@@ -82,10 +94,28 @@ class Maker:
         return self.op.create_table(self.prefix + name, *items, schema=self.schema, **options)
 
     def index(self, name: str, table: str, columns: list[str], where: str | None = None) -> None:
+        if not self.kind.has_index_if_not_exists:
+            self._prepare_index(self.prefix + name, self.prefix + table, columns)
+            return
         condition = None if where is None else sa.text(where)
         wheres: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
         wheres |= self._again
         self.op.create_index(self.prefix + name, self.prefix + table, columns, schema=self.schema, **wheres)
+
+    def _prepare_index(self, name: str, table: str, columns: list[str]) -> None:
+        """Create the index unless it exists, also where someone runs the printed SQL again."""
+        names = self.op.get_context().dialect.identifier_preparer
+        on = names.format_table(sa.table(table, schema=self.schema))
+        create = f"CREATE INDEX {names.quote(name)} ON {on} ({', '.join(map(names.quote, columns))})"
+        database = "DATABASE()" if self.schema is None else _literal(self.schema)
+        found = (
+            f"SELECT * FROM information_schema.statistics WHERE table_schema = {database}"
+            f" AND table_name = {_literal(table)} AND index_name = {_literal(name)}"
+        )
+        self.op.execute(f"SET @outbox_index = IF(EXISTS ({found}), 'DO 0', {_literal(create)})")
+        for statement in ("PREPARE outbox_index FROM @outbox_index", "EXECUTE outbox_index"):
+            self.op.execute(statement)
+        self.op.execute("DEALLOCATE PREPARE outbox_index")
 
     def check(self, name: str, condition: str) -> sa.CheckConstraint:
         return sa.CheckConstraint(condition, name=self.prefix + name)
@@ -109,11 +139,15 @@ class Maker:
         return {"if_not_exists": True} if self.kind.is_stepwise else {}
 
 
+def _literal(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
 def create_tables(make: Maker) -> None:
     _entry(make)
     _queue(make)
     _settlement_and_flow_control(make)
-    _callbacks_and_dispatchers(make)
+    _callbacks_schedules_and_dispatchers(make)
     _history(make)
     _identity(make)
     _requests(make)
@@ -246,12 +280,29 @@ def _settlement_and_flow_control(make: Maker) -> None:
     )
 
 
-def _callbacks_and_dispatchers(make: Maker) -> None:
+def _callbacks_schedules_and_dispatchers(make: Maker) -> None:
     make.table(
         "callback",
         sa.Column("name", sa.String(160), primary_key=True),
         sa.Column("recorded_at", make.at, nullable=False),
         sa.Column("started_at", make.at, nullable=False),
+    )
+
+    make.table(
+        "schedule",
+        sa.Column("name", sa.String(128), primary_key=True),
+        sa.Column("expression", TEXT, nullable=False),
+        sa.Column("since", make.at, nullable=False),
+        sa.Column("enqueued_to", make.at, nullable=False),
+        sa.Column("next_at", make.at),
+        sa.Column("recent", TEXT, nullable=False),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("paused_reason", TEXT),
+        sa.Column("decided_by", sa.String(255)),
+        sa.Column("decided_at", make.at),
+        sa.Column("triggered_at", make.at),
+        sa.Column("triggered_by", sa.String(255)),
+        make.check("schedule_triggered", "(triggered_at IS NULL) = (triggered_by IS NULL)"),
     )
 
     make.table(
@@ -304,7 +355,8 @@ def _history(make: Maker) -> None:
         sa.Column("login", sa.String(255)),
         make.check(
             "audit_kind",
-            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
+            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database',"
+            " 'schedule')",
         ),
         make.check("audit_count", "count >= 0 AND (count = 1 OR kind IN ('entries', 'database'))"),
     )

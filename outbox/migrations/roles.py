@@ -5,13 +5,14 @@ except a new entry, as `enqueue` writes it. Policies on the records let the app 
 that has expired. The triggers of `role_guards` keep waiting entries, ids and the audit log.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy import Table
 
 from outbox.errors import InvalidValue
 from outbox.migrations.role_guards import guard_audit, guard_entries, guard_ids, in_full
-from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, printed_on_mariadb
+from outbox.migrations.roles_mariadb import CANCELLING, LOCKING, MARIADB, MYSQL, Grammar, printed_on_mariadb
 from outbox.sql.schema.functions import database_functions
 from outbox.sql.schema.identifiers import literal, quoted
 from outbox.sql.schema.parent_index import is_under_sql
@@ -24,6 +25,9 @@ OPEN_CLAIM = "lease_token, lease_until, state, status, body, headers, answered_a
 
 DECIDED = "at, actor, action, kind, target, reason, count"
 """What is written of a decision in the audit log; the database gives its id, and `guard_audit` its login."""
+
+DECIDED_OF_SCHEDULE = "enqueued_to, next_at, paused, paused_reason, decided_by, decided_at, triggered_at, triggered_by"
+"""What an operator changes of a schedule. An instant that a resume skips is dealt with."""
 
 APP = {
     "entry": "SELECT, INSERT",
@@ -63,6 +67,7 @@ DISPATCHER = {
     "destination": "SELECT, INSERT, UPDATE, DELETE",
     "blocked_group": "SELECT, INSERT, UPDATE, DELETE",
     "callback": "SELECT, INSERT, UPDATE, DELETE",
+    "schedule": "SELECT, INSERT, UPDATE, DELETE",
     "dispatcher": "SELECT, INSERT, UPDATE, DELETE",
     "send_count": "SELECT, INSERT, UPDATE, DELETE",
     "meta": "SELECT, INSERT, UPDATE",
@@ -84,6 +89,7 @@ OPERATOR = {
     "destination": "SELECT, INSERT, UPDATE",
     "blocked_group": "SELECT, DELETE",
     "callback": "SELECT",
+    "schedule": f"SELECT, UPDATE ({DECIDED_OF_SCHEDULE}), DELETE",
     "dispatcher": "SELECT",
     "send_count": "SELECT",
     "meta": "SELECT",
@@ -99,7 +105,7 @@ OF_THE_ENTRY = {"ordering_key", "position", "fair", "scope"}
 NOT_PORTABLE = (
     "has no such roles: CockroachDB has no rights on columns, and neither it nor YugabyteDB has triggers with transition tables."
     " Let a role of its own run the migrations, and grant SELECT, INSERT, UPDATE and DELETE on all tables of the outbox to the"
-    " logins of the app, the dispatcher and the operators (docs/postgresql-compatible.md has the SQL)"
+    " logins of the app, the dispatcher and the operators (docs/distributed.md has the SQL)"
 )
 """Sources: cockroachlabs.com/docs, "PostgreSQL compatibility", unsupported features; cockroachdb/cockroach#135655;
 docs.yugabyte.com, YSQL, "CREATE TRIGGER", whose grammar lacks REFERENCING."""
@@ -118,30 +124,42 @@ def roles(
 ) -> str:
     """The SQL that gives each role its rights, for someone to read and run; running it again changes nothing.
 
-    dialect: `postgresql` or `mariadb`. A role that does not exist is created without the right to log in: `GRANT outbox_app TO
-    shop` makes a login one of them, and on MariaDB `SET DEFAULT ROLE outbox_app FOR shop` uses it. Each loses every other right
-    on the outbox's tables. The app may add entries, and cancel one, but not change or delete one; of requests, it changes
-    its open ones. The dashboard reads no payload, answer or key. The operator reads them, and records decisions, but claims
-    nothing. On PostgreSQL a function cancels, nothing but a new entry enters the queue, and the operator enqueues only what it
-    asks for again; the tables' owner runs the SQL and must be none of the five, or the SQL itself refuses. On MariaDB rights
-    alone say what a role may do (docs/databases.md). `portable` is refused, with what to grant instead.
+    dialect: `postgresql`, `mariadb` or `mysql`. A role that does not exist is created without the right to log in: `GRANT
+    outbox_app TO shop` makes a login one of them, and on MariaDB `SET DEFAULT ROLE outbox_app FOR shop` uses it, on MySQL
+    `SET DEFAULT ROLE outbox_app TO shop`. Each loses every other right on the outbox's tables. The app may add entries, and
+    cancel one, but not change or delete one; of requests, it changes its open ones. The dashboard reads no payload, answer or
+    key. The operator reads them, and records decisions, but claims nothing. On PostgreSQL a function cancels, nothing but a new
+    entry enters the queue, and the operator enqueues only what it asks for again; the tables' owner runs the SQL and must be
+    none of the five, or the SQL itself refuses. On MariaDB and MySQL rights alone say what a role may do (docs/databases.md).
+    `portable` is refused, with what to grant instead.
     """
     names = (app, dispatcher, maintenance, dashboard, operator)
-    printers = {"postgresql": _on_postgresql, "mariadb": _on_mariadb}
+    printers: dict[str, Callable[..., str]] = {
+        "postgresql": _on_postgresql,
+        "mariadb": partial(_on_mariadb, MARIADB),
+        "mysql": partial(_on_mariadb, MYSQL),
+    }
     if dialect not in printers:
-        other = "must be 'postgresql' or 'mariadb': no other database has these roles"
+        other = "must be 'postgresql', 'mariadb' or 'mysql': no other database has these roles"
         raise InvalidValue("dialect", dialect, {"portable": NOT_PORTABLE}.get(dialect, other))
     return printers[dialect](schema, prefix, *names)
 
 
 def _on_mariadb(
-    schema: str | None, prefix: str, app: str, dispatcher: str, maintenance: str, dashboard: str, operator: str
+    grammar: Grammar,
+    schema: str | None,
+    prefix: str,
+    app: str,
+    dispatcher: str,
+    maintenance: str,
+    dashboard: str,
+    operator: str,
 ) -> str:
     defined = tables_of(None, prefix).metadata.tables.values()
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     rights = (APP | CANCELLING | LOCKING, DISPATCHER | LOCKING, MAINTENANCE, reading, OPERATOR | LOCKING)
     of_roles = [*zip((app, dispatcher, maintenance, dashboard, operator), rights, strict=True), (operator, CANCELLING)]
-    return printed_on_mariadb(of_roles, schema, prefix)
+    return printed_on_mariadb(of_roles, schema, prefix, grammar)
 
 
 def _on_postgresql(

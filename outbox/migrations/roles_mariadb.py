@@ -1,7 +1,7 @@
-"""The SQL of the roles on MariaDB, which has neither owners of tables nor row level security.
+"""The SQL of the roles on MariaDB and MySQL, which have neither owners of tables nor row level security.
 
 Each statement commits by itself, and a process at work keeps its rights while the SQL runs again: a right is granted before
-others are taken away. Only a right on single columns is missing for an instant, because MariaDB revokes it with the table's.
+others are taken away. Only a right on single columns is missing for an instant, because they revoke it with the table's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,10 +19,29 @@ VISIBLE = "REFERENCES"
 
 ON_TABLES = (
     *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "INDEX", "ALTER", "CREATE VIEW"),
-    *("SHOW VIEW", "TRIGGER"),
-    *("DELETE HISTORY", "GRANT OPTION"),
+    *("SHOW VIEW", "TRIGGER", "GRANT OPTION"),
 )
-"""All other rights that MariaDB knows on a table."""
+"""All other rights that both know on a table."""
+
+
+class Grammar(NamedTuple):
+    """What the two servers write differently.
+
+    rights: all on a table, but `VISIBLE`. revoke: the beginning of a REVOKE that does not fail for a right that is not granted.
+    execute: the statements that execute the text in a variable.
+    """
+
+    rights: tuple[str, ...]
+    revoke: str
+    execute: tuple[str, ...]
+
+
+MARIADB = Grammar((*ON_TABLES, "DELETE HISTORY"), "REVOKE", ("EXECUTE IMMEDIATE @outbox_grant",))
+MYSQL = Grammar(
+    ON_TABLES,
+    "REVOKE IF EXISTS",
+    ("PREPARE outbox_grant FROM @outbox_grant", "EXECUTE outbox_grant", "DEALLOCATE PREPARE outbox_grant"),
+)
 
 
 class Granted(NamedTuple):
@@ -32,7 +51,9 @@ class Granted(NamedTuple):
     columns: dict[str, set[str]]
 
 
-def printed_on_mariadb(roles: Iterable[tuple[str, Rights]], schema: str | None, prefix: str) -> str:
+def printed_on_mariadb(
+    roles: Iterable[tuple[str, Rights]], schema: str | None, prefix: str, grammar: Grammar = MARIADB
+) -> str:
     """The SQL that gives each role its rights. A role may be there more than once, and then has the rights of all its parts.
 
     Its tables are those of `schema`, or of the database that the client uses.
@@ -49,8 +70,10 @@ def printed_on_mariadb(roles: Iterable[tuple[str, Rights]], schema: str | None, 
     statements = [f"CREATE ROLE IF NOT EXISTS {_quoted(role)}" for role in merged]
     for role, of_tables in merged.items():
         for name in names:
-            statements += _of_table(_quoted(role), _quoted(name, schema), of_tables.get(name, Granted(set(), {})))
-        statements += _let_read(f"{prefix}version", schema, role)
+            statements += _of_table(
+                _quoted(role), _quoted(name, schema), of_tables.get(name, Granted(set(), {})), grammar
+            )
+        statements += _let_read(f"{prefix}version", schema, role, grammar)
     return "".join(f"{statement};\n" for statement in statements)
 
 
@@ -66,16 +89,17 @@ def _add(granted: Granted, text: str) -> None:
             granted.columns.setdefault(last, set()).update(columns.rstrip(")").split(","))
 
 
-def _of_table(role: str, table: str, granted: Granted) -> Iterator[str]:
-    whole = [right for right in ON_TABLES if right in granted.whole]
+def _of_table(role: str, table: str, granted: Granted, grammar: Grammar) -> Iterator[str]:
+    whole = [right for right in grammar.rights if right in granted.whole]
+    others = [right for right in grammar.rights if right not in whole]
     yield f"GRANT {', '.join([VISIBLE, *whole])} ON TABLE {table} TO {role}"
-    yield f"REVOKE {', '.join(right for right in ON_TABLES if right not in whole)} ON TABLE {table} FROM {role}"
+    yield f"{grammar.revoke} {', '.join(others)} ON TABLE {table} FROM {role}"
     for right, columns in granted.columns.items():
         if columns and right not in granted.whole:
             yield f"GRANT {right} ({', '.join(map(_quoted, sorted(columns)))}) ON TABLE {table} TO {role}"
 
 
-def _let_read(name: str, schema: str | None, role: str) -> Iterator[str]:
+def _let_read(name: str, schema: str | None, role: str, grammar: Grammar) -> Iterator[str]:
     """The version table, by which `check` knows the revision; there is none where the app's own metadata made the tables."""
     database = "DATABASE()" if schema is None else _literal(schema)
     exists = (
@@ -83,7 +107,7 @@ def _let_read(name: str, schema: str | None, role: str) -> Iterator[str]:
     )
     grant = f"GRANT SELECT ON TABLE {_quoted(name, schema)} TO {_quoted(role)}"
     yield f"SET @outbox_grant = IF(EXISTS ({exists}), {_literal(grant)}, 'DO 0')"
-    yield "EXECUTE IMMEDIATE @outbox_grant"
+    yield from grammar.execute
 
 
 def _quoted(name: str, schema: str | None = None) -> str:

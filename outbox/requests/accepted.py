@@ -85,10 +85,11 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
     return row
 
 
-def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], response: Response) -> None:
+def answer_accepted(connection: Connection, configuration: Configuration, row: Row[Any], response: Response) -> None:
     """Store the final response in the locked record `row`. The windows of the record begin now."""
-    record = tables.record
+    record = configuration.tables.record
     now = database_now(connection)
     waited = now - row.created_at
     windows = {"answered_at": now, "replay_until": row.replay_until + waited, "keep_until": row.keep_until + waited}
-    connection.execute(update(record).where(record.c.id == row.id).values(columns_with(response) | windows))
+    answered = columns_with(configuration, row.id, response) | windows
+    connection.execute(update(record).where(record.c.id == row.id).values(answered))

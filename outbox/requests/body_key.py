@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
+from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -26,7 +27,7 @@ from outbox.sql.key_locks import try_lock, wait_for_lock
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
-"""These keys contain no secret, because a rotation must not change them within a window. Nor does the record's fingerprint."""
+"""Without encryption these keys contain no secret, and so a rotation changes none of them. Nor does the record's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,26 @@ def body_key(fingerprint: bytes, window: timedelta, at: datetime) -> tuple[str, 
 
     Time is divided into spans of the window's length. An equal request of the last window is in one of these two spans. Pure.
     """
-    span = (at - EPOCH) // window
-    return _key(fingerprint, window, span - 1), _key(fingerprint, window, span)
+    start = (b"obx/body-key/v1-public", fingerprint)
+    return _keys(PUBLIC_SECRET, start, window, at)
 
 
-def _key(fingerprint: bytes, window: timedelta, span: int) -> str:
-    message = pae(b"obx/body-key/v1-public", fingerprint, b"%d" % (window // timedelta(microseconds=1)), b"%d" % span)
-    return "body-" + base64.urlsafe_b64encode(hmac.digest(PUBLIC_SECRET, message, "sha256")[:24]).decode()
+def _keys(secret: bytes, start: tuple[bytes, ...], window: timedelta, at: datetime) -> tuple[str, str]:
+    """start: the first parts of what is hashed; the window and the span follow."""
+    present, length = (at - EPOCH) // window, b"%d" % (window // timedelta(microseconds=1))
+
+    def key(span: int) -> str:
+        digest = hmac.digest(secret, pae(*start, length, b"%d" % span), "sha256")
+        return "body-" + base64.urlsafe_b64encode(digest[:24]).decode()
+
+    return key(present - 1), key(present)
+
+
+class Candidates(NamedTuple):
+    """The keys that an equal request of the last window may have, in the order of their locks. new: of a new record."""
+
+    keys: tuple[RecordKey, ...]
+    new: RecordKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +99,23 @@ class BodyRequest:
 
     @property
     def name(self) -> str:
-        return self.keys(EPOCH)[1].name
+        return self.keys(EPOCH).new.name
 
-    def keys(self, at: datetime) -> tuple[RecordKey, RecordKey]:
-        before, current = body_key(self.fingerprint, self.window, at)
-        return self._record_key(before), self._record_key(current)
+    def keys(self, at: datetime) -> Candidates:
+        """The keys at the time `at`, first those of the span before.
+
+        With encryption a key is a MAC under the current secret, so that the database shows no equal requests of two callers, and
+        no guess can be checked. An earlier request may have a key under another secret of the ring, or the one without a secret.
+        """
+        configuration = self.configuration
+        keyring, span_keys = configuration.keyring, {"": body_key(self.fingerprint, self.window, at)}
+        if configuration.encryption is not None and not keyring.is_public:
+            place = (configuration.env.encode(), self.scope.encode(), self.source.encode())
+            start = (b"obx/body-key/v1", *place, self.fingerprint)
+            span_keys |= {kid: _keys(keyring.secret(kid), start, self.window, at) for kid in keyring.kids}
+        new = keyring.current if configuration.encrypting is not None and keyring.current in span_keys else ""
+        keys = tuple(self._record_key(each[span]) for span in (0, 1) for each in span_keys.values())
+        return Candidates(keys, self._record_key(span_keys[new][1]))
 
     def _record_key(self, key: str) -> RecordKey:
         parent = ParentKey(key, scope=self.scope, source=self.source)
@@ -103,7 +129,7 @@ def choose_key(
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> RecordKey:
-    """The key of `request`. For a body: the key of the span before, if it has a current request; otherwise of the present span.
+    """The key of `request`. For a body: the first of its candidates that has a current request; otherwise the new one.
 
     The clock is read after the present key is locked. The wait for the lock may be long: if the span has ended meanwhile, an
     equal request may be in the next span, and the choice begins again. The locks of all checked keys are kept until the end of
@@ -115,13 +141,13 @@ def choose_key(
     require_transaction(connection, request.configuration.schema)
     dialect_of(connection).require_prepared(connection)
     waiting = _Waiting(connection, wait, observation, lock_wait)
-    current: RecordKey | None = None
+    checked: Candidates | None = None
     while True:
-        before, now = request.keys(database_now(connection))
-        if now == current:
-            return now
-        current = now
-        for key in (before, current):
+        found = request.keys(database_now(connection))
+        if found == checked:
+            return found.new
+        checked = found
+        for key in found.keys:
             if waiting.lock_unless_current(key):
                 return key
 

@@ -1,6 +1,7 @@
 """Fingerprints of requests: equal requests have equal fingerprints, different requests have different ones. Pure."""
 
 import hashlib
+import hmac
 import json
 import math
 from array import array
@@ -17,6 +18,9 @@ FINGERPRINT_VERSION = 1
 Two of different versions, older or newer, are not compared, and the stored answer is replayed: during a roll-out or a roll-back
 a refusal would make honest clients take a new key and repeat the effect.
 """
+
+KEYED_VERSION = 2
+"""The version of a fingerprint that is keyed by a secret, as it is stored with encryption: `keyed_fingerprint`."""
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -63,6 +67,16 @@ class Fingerprint:
             return cls(_digest("json", canonical_json(_without(_parsed(bytes(body)), paths)), endpoint))
         except NotSerializable as error:
             raise RequestError(str(error)) from None
+
+
+def keyed_fingerprint(secret: bytes, kid: str, id: bytes, digest: bytes) -> bytes:
+    """32 bytes: 4 that name the secret, and a MAC under it. Equal requests of two records have different ones, and who reads them
+    can neither compare nor guess.
+
+    id: the record's. digest: the request's fingerprint.
+    """
+    name = hashlib.sha256(b"obx/fingerprint-kid/v1\0" + kid.encode()).digest()[:4]
+    return name + hmac.digest(secret, b"obx/fingerprint/v2\0" + id + digest, "sha256")[:28]
 
 
 def fingerprint(content: Any) -> bytes:

@@ -4,17 +4,17 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Connection, FromClause, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, literal_column, select, update
 
 from outbox.errors import LeaseLost
 from outbox.requests.body_key import BodyRequest, choose_key
-from outbox.requests.fingerprint import FINGERPRINT_VERSION
 from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
 from outbox.requests.responses import Response, columns_with
 from outbox.sql.clock import clock, clock_plus
 from outbox.sql.connections.transactions import require_transaction
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
+from outbox.sql.statements import own_row
 
 
 class Lease(NamedTuple):
@@ -57,6 +57,7 @@ def take(connection: Connection, request: RecordKey | BodyRequest, length: timed
 def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
     lease = Lease(key, uuid4(), key.kid, length)
     parent = key.parent
+    fingerprint, version = key.stored_fingerprint
     written = connection.execute(
         dialect_of(connection)
         .insert_unless_present(key.configuration.tables.record)
@@ -68,8 +69,8 @@ def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
             parent=parent.key,
             kid=lease.kid,
             state="leased",
-            fingerprint=key.fingerprint,
-            fingerprint_version=FINGERPRINT_VERSION,
+            fingerprint=fingerprint,
+            fingerprint_version=version,
             lease_token=lease.token,
             lease_until=clock_plus(length),
             created_at=clock(),
@@ -162,7 +163,7 @@ def answer(connection: Connection, lease: Lease, response: Response) -> None:
         update(record)
         .where(*_bears(record, lease, lease.token))
         .values(
-            columns_with(response)
+            columns_with(lease.key.configuration, lease.key.id, response)
             | _kept(lease.key)
             | {"lease_token": None, "lease_until": None, "answered_at": clock()}
         )
@@ -190,8 +191,8 @@ def _write(
     bears = _bears(free, lease, token)
     if only_expired:
         bears = (*bears, free.c.lease_until <= clock())
-    unlocked = select(free.c.id).where(*bears).with_for_update(skip_locked=True)
-    change = update(record).where(record.c.id == unlocked.scalar_subquery(), record.c.lease_token == token)
+    unlocked = select(free.c.id).where(*bears).limit(literal_column("1")).with_for_update(skip_locked=True)
+    change = update(record).where(record.c.id == own_row(unlocked), record.c.lease_token == token)
 
     def write() -> bool:
         return bool(connection.execute(change.values(changes)).rowcount)

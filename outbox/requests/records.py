@@ -1,6 +1,5 @@
 """The idempotency record in the database: find it, lock its key, insert it with its answer."""
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,8 +35,8 @@ from outbox.configuration import Configuration
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.keys import ParentKey, parent_id
 from outbox.observer import ClaimObservation
-from outbox.requests.fingerprint import FINGERPRINT_VERSION
-from outbox.requests.responses import Response, state_with
+from outbox.requests.fingerprint import FINGERPRINT_VERSION, KEYED_VERSION, keyed_fingerprint
+from outbox.requests.responses import Response, answer_of, state_with, stored_answer
 from outbox.sessions.entry_rows import PiggybackedInsert
 from outbox.sessions.mismatches import count_mismatch
 from outbox.sql.clock import clock, clock_plus
@@ -83,6 +82,25 @@ class RecordKey:
     @property
     def kid(self) -> str:
         return self.configuration.keyring.current
+
+    @property
+    def stored_fingerprint(self) -> tuple[bytes, int]:
+        """The fingerprint as a new record stores it, and its version. With encryption it shows no equality of two requests."""
+        if self.configuration.encrypting is None:
+            return self.fingerprint, FINGERPRINT_VERSION
+        return self._keyed(self.kid), KEYED_VERSION
+
+    def differs_from(self, stored: bytes, version: int) -> bool:
+        """Whether the request of a record was another one. False if that cannot be known."""
+        if version == FINGERPRINT_VERSION:
+            return stored != self.fingerprint
+        if version != KEYED_VERSION:
+            return False
+        own = [self._keyed(kid) for kid in self.configuration.keyring.kids]
+        return stored not in own and any(stored[:4] == each[:4] for each in own)
+
+    def _keyed(self, kid: str) -> bytes:
+        return keyed_fingerprint(self.configuration.keyring.secret(kid), kid, self.id.bytes, self.fingerprint)
 
     @property
     def name(self) -> str:
@@ -187,6 +205,8 @@ def require_written(key: RecordKey, rows: int) -> None:
 
 def _values(key: RecordKey, response: Response, completion: str | None) -> dict[str, Any]:
     parent, configuration = key.parent, key.configuration
+    body, headers = stored_answer(configuration, key.id, response)
+    fingerprint, version = key.stored_fingerprint
     return {
         "new_id": key.id,
         "new_env": configuration.env,
@@ -195,11 +215,11 @@ def _values(key: RecordKey, response: Response, completion: str | None) -> dict[
         "new_parent": parent.key,
         "new_kid": key.kid,
         "new_state": state_with(response) if completion is None else "accepted",
-        "new_fingerprint": key.fingerprint,
-        "new_fingerprint_version": FINGERPRINT_VERSION,
+        "new_fingerprint": fingerprint,
+        "new_fingerprint_version": version,
         "new_status": response.status,
-        "new_body": response.body,
-        "new_headers": json.dumps(dict(response.headers)),
+        "new_body": body,
+        "new_headers": headers,
         "new_completion": completion,
         "retention": key.retention.total_seconds(),
         "record_retention": max(key.retention, configuration.record_retention).total_seconds(),
@@ -261,12 +281,12 @@ def _answer(connection: Connection, key: RecordKey, found: "_Found") -> Response
     require_same_request(connection, key, found.fingerprint, found.fingerprint_version)
     if found.body is None:
         raise key_expired(key)
-    return Response(found.status, found.body, json.loads(found.headers))
+    return answer_of(key.configuration, key.id, found.status, found.body, found.headers)
 
 
 def require_same_request(connection: Connection, key: RecordKey, fingerprint: bytes, version: int) -> None:
     """Count this request, and raise `RequestMismatch`, if the stored fingerprint differs from its own."""
-    if version == FINGERPRINT_VERSION and fingerprint != key.fingerprint:
+    if key.differs_from(bytes(fingerprint), version):
         count_mismatch(connection, key.configuration, key.id)
         raise RequestMismatch(
             f"key {key.parent.key!r} was used before with another request: use a new key for a new request"

@@ -1,11 +1,14 @@
-"""The stored answer of a request. Pure."""
+"""The stored answer of a request: its columns, which may be encrypted. Pure."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import UUID
 
+from outbox.configuration import Configuration
+from outbox.encryption import StoredField, is_sealed_json, open_json, required, seal_json
 from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue, NotSerializable
 
@@ -100,10 +103,33 @@ def state_with(response: Response) -> Literal["succeeded", "failed"]:
     return "succeeded" if response.status < 400 else "failed"
 
 
-def columns_with(response: Response) -> dict[str, Any]:
-    """The columns of a record that has this response."""
-    headers = json.dumps(dict(response.headers))
-    return {"state": state_with(response), "status": response.status, "body": response.body, "headers": headers}
+def columns_with(configuration: Configuration, id: UUID, response: Response) -> dict[str, Any]:
+    """The columns of the record with this id, if it has this response."""
+    body, headers = stored_answer(configuration, id, response)
+    return {"state": state_with(response), "status": response.status, "body": body, "headers": headers}
+
+
+def stored_answer(configuration: Configuration, id: UUID, response: Response) -> tuple[bytes, str]:
+    """The body and the headers as the record stores them. An answer without both, as of an inbox, is not encrypted."""
+    headers, encryption = json.dumps(dict(response.headers)), configuration.encrypting
+    if encryption is None or not (response.body or response.headers):
+        return response.body, headers
+    env = configuration.env
+    sealed = seal_json(encryption, headers.encode(), StoredField(env, id, "", "response_headers")).decode()
+    return encryption.seal(response.body, StoredField(env, id, "", "response_body")).encode(), sealed
+
+
+def answer_of(configuration: Configuration, id: UUID, status: int, body: bytes, headers: str) -> Response:
+    """The response that a record stores. Raises `CannotDecrypt` and `KeyServiceFailed`.
+
+    The headers show whether the body is encrypted: they are JSON's object otherwise, and a body may have any bytes.
+    """
+    if not is_sealed_json(headers):
+        return Response(status, body, json.loads(headers))
+    env, encryption = configuration.env, required(configuration.encryption)
+    opened = open_json(encryption, headers.encode(), StoredField(env, id, "", "response_headers"))
+    whole = encryption.open(bytes(body).decode(errors="replace"), StoredField(env, id, "", "response_body"))
+    return Response(status, whole, json.loads(opened))
 
 
 def _body(body: Any, max_bytes: int) -> tuple[bytes, str | None]:

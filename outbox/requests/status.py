@@ -1,6 +1,5 @@
 """The outcome of a request: the read side of a status URL."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from outbox.entries.status import EntryStatus, entries_of_request
 from outbox.errors import InvalidValue
 from outbox.keys import check_field, check_id
 from outbox.requests.accepted import poll_after
-from outbox.requests.responses import Response
+from outbox.requests.responses import Response, answer_of
 from outbox.sessions.session import flush_all
 from outbox.sql.clock import clock
 from outbox.sql.connections.requirements import require_connection
@@ -74,10 +73,10 @@ def read_request(
     return RequestStatus(
         id=row.id,
         state=row.state,
-        entries=entries_of_request(connection, tables, id),
+        entries=entries_of_request(connection, configuration, id),
         response=None
         if not is_final or row.answer is None
-        else Response(row.status, row.answer, json.loads(row.headers)),
+        else answer_of(configuration, row.id, row.status, row.answer, row.headers),
         retry_after=None if is_final else poll_after(row.now - row.created_at),
         created_at=row.created_at,
         answered_at=row.answered_at,

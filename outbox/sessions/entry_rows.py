@@ -1,6 +1,6 @@
 """How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -28,13 +28,15 @@ from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
 from outbox.sql.clock import clock, database_now, later
 from outbox.sql.dialect import Dialect, Writes, dialect_of
-from outbox.sql.mariadb.entry import insert_entry, insert_in_pages, whole
+from outbox.sql.mariadb import entry as mariadb
+from outbox.sql.mariadb.entry import whole
+from outbox.sql.mysql import entry as mysql
 from outbox.sql.positions import lock_ordering_keys, next_position, take_positions
 from outbox.sql.postgresql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.postgresql.fast_execute import execute
 from outbox.sql.schema.column_types import Instant
 from outbox.sql.schema.identifiers import quoted_table
-from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.times import NEVER
 
 
@@ -123,9 +125,9 @@ def insert_entries(
     key. If no such statement is needed, the piggybacked insert is not written. The other databases do not take it.
     """
     writes = dialect_of(connection).writes
-    if writes is Writes.COMPOUND:
+    if writes in _IN_BATCHES:
         with whole(connection):
-            return _insert_on_mariadb(connection, configuration, entries)
+            return _insert_in_batches(connection, configuration, entries, _IN_BATCHES[writes])
     if writes is Writes.ROWS:
         return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
@@ -167,10 +169,10 @@ def _insert_together(
     tables, fair = configuration.tables, _fair(configuration, entries)
     batch = Batch(connection, _COLUMNS, list(map(_values, sorted(entries, key=_by_id))))
     if piggybacked is None:
-        statement = _statement(tables, batch.shape, is_fair=bool(fair))
+        statement = _statement(tables, batch.shape, configuration.schema_version, is_fair=bool(fair))
         written = execute(connection, statement, batch.parameters | fair).rowcount
     else:
-        statement = _accompanied(tables, batch.shape, piggybacked.sql, is_fair=bool(fair))
+        statement = _accompanied(tables, batch.shape, piggybacked.sql, configuration.schema_version, is_fair=bool(fair))
         (row,) = execute(connection, statement, batch.parameters | piggybacked.parameters | fair).rows
         written, piggybacked.written = row
     return _present(connection, tables, entries, written)
@@ -182,7 +184,7 @@ def _insert_in_groups(connection: Connection, configuration: Configuration, entr
     positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
     placed = sorted(zip(entries, positions, strict=True), key=lambda placed: _by_id(placed[0]))
     batch = Batch(connection, _IN_GROUP, [(*_values(entry), position) for entry, position in placed])
-    statement = _group_statement(tables, batch.shape, is_fair=bool(fair))
+    statement = _group_statement(tables, batch.shape, configuration.schema_version, is_fair=bool(fair))
     written = execute(connection, statement, batch.parameters | fair).rowcount
     return _present(connection, tables, entries, written)
 
@@ -223,24 +225,24 @@ _FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destinatio
 
 
 @lru_cache(MAX_STATEMENTS)
-def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+def _statement(tables: Tables, shape: Shape, version: int, *, is_fair: bool) -> TextClause:
     """The INSERT into both tables. It returns only the count, which is nearly always enough."""
-    written, queue = _insertions(tables, shape, is_fair)
+    written, queue = _insertions(tables, shape, version, is_fair)
     return text(f"WITH {written} {queue}")
 
 
 @lru_cache(MAX_STATEMENTS)
-def _accompanied(tables: Tables, shape: Shape, piggybacked: str, *, is_fair: bool) -> TextClause:
+def _accompanied(tables: Tables, shape: Shape, piggybacked: str, version: int, *, is_fair: bool) -> TextClause:
     """The insert of entries together with the piggybacked insert; returns both counts."""
-    written, queue = _insertions(tables, shape, is_fair)
+    written, queue = _insertions(tables, shape, version, is_fair)
     return text(
         f"WITH {written}, queued AS ({queue} RETURNING 1), piggybacked AS ({piggybacked} RETURNING 1)"
         " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM piggybacked)"
     )
 
 
-def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
-    written = _written(tables, f"({batch_query(_COLUMNS, shape)}) AS n", is_fair)
+def _insertions(tables: Tables, shape: Shape, version: int, is_fair: bool) -> tuple[str, str]:
+    written = _written(tables, f"({batch_query(_COLUMNS, shape)}) AS n", version, is_fair)
     fair = ", fair, scope" if is_fair else ""
     queue = f"""
         INSERT INTO {quoted_table(tables.queue)}
@@ -250,12 +252,12 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
     return written, queue
 
 
-def _written(tables: Tables, source: str, is_fair: bool) -> str:
+def _written(tables: Tables, source: str, version: int, is_fair: bool) -> str:
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return f"""
         written AS (
             INSERT INTO {quoted_table(tables.entry)} ({stored}, schema_version, due_at, created_at)
-            SELECT {stored}, {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM {source}
+            SELECT {stored}, {version}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM {source}
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
@@ -263,11 +265,11 @@ def _written(tables: Tables, source: str, is_fair: bool) -> str:
 
 
 @lru_cache(MAX_STATEMENTS)
-def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+def _group_statement(tables: Tables, shape: Shape, version: int, *, is_fair: bool) -> TextClause:
     """The insert of entries with positions. The first written entry of a group is due; a claim may still block it."""
     return text(
         f"""
-        WITH n AS ({batch_query(_IN_GROUP, shape)}), {_written(tables, "n", is_fair)}
+        WITH n AS ({batch_query(_IN_GROUP, shape)}), {_written(tables, "n", version, is_fair)}
         INSERT INTO {quoted_table(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position
             {", fair, scope" if is_fair else ""})
@@ -293,7 +295,7 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
-    stored = _stored(entry, database_now(connection))
+    stored = _stored(configuration, entry, database_now(connection))
     inserting = dialect_of(connection).insert_unless_present(tables.entry).values(stored)
     if connection.execute(inserting.returning(tables.entry.c.id)).first() is None:
         return False
@@ -304,15 +306,26 @@ def _insert_one(connection: Connection, configuration: Configuration, entry: New
     return True
 
 
-def _insert_on_mariadb(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
+class _Batches(NamedTuple):
+    """How MariaDB or MySQL writes an entry with its queue row, and how it writes the rows of many entries.
+
+    one: returns whether it has written. many: returns the due times of the entries that it has written, by their ids.
+    """
+
+    one: Callable[[Connection, Tables, int, Mapping[str, Any], Mapping[str, Any]], bool]
+    many: Callable[[Connection, Configuration, Sequence[NewEntry]], dict[UUID, datetime]]
+
+
+def _insert_in_batches(
+    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry], write: _Batches
+) -> set[UUID]:
     """Write each table's rows in one statement, and those with a position in another. Only a group's first entry is due."""
     tables = configuration.tables
     if len(entries) == 1 and entries[0].ordering_key is None:
-        return _insert_alone_on_mariadb(connection, configuration, entries[0])
+        return _insert_alone(connection, configuration, entries[0], write)
     keys = {entry.ordering_key for entry in entries if entry.ordering_key is not None}
     last = lock_ordering_keys(connection, tables, keys) if keys else {}
-    stored = [_by_name(entry) for entry in sorted(entries, key=_by_id)]
-    written = insert_in_pages(connection, _insertion_on_mariadb(tables, dialect_of(connection)), stored)
+    written = write.many(connection, configuration, sorted(entries, key=_by_id))
     alone, in_groups = [], []
     for entry in entries:
         if entry.id not in written:
@@ -332,21 +345,44 @@ def _insert_on_mariadb(connection: Connection, configuration: Configuration, ent
     return {entry.id for entry in entries} - written.keys()
 
 
-def _insert_alone_on_mariadb(connection: Connection, configuration: Configuration, entry: NewEntry) -> set[UUID]:
+def _insert_alone(connection: Connection, configuration: Configuration, entry: NewEntry, write: _Batches) -> set[UUID]:
     fair = {"fair": entry.destination, "scope": entry.scope} if entry.destination in configuration.fair else {}
     queued = {"id": entry.id, "destination": entry.destination} | fair
     values = dict(zip(_COLUMNS, _values(entry), strict=True))
-    return set() if insert_entry(connection, configuration.tables, values, queued) else {entry.id}
+    written = write.one(connection, configuration.tables, configuration.schema_version, values, queued)
+    return set() if written else {entry.id}
+
+
+def _insert_many_on_mariadb(
+    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]
+) -> dict[UUID, datetime]:
+    statement = _insertion_on_mariadb(configuration.tables, dialect_of(connection), configuration.schema_version)
+    return mariadb.insert_in_pages(connection, statement, [_by_name(entry) for entry in entries])
+
+
+def _insert_many_on_mysql(
+    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]
+) -> dict[UUID, datetime]:
+    now = database_now(connection)
+    rows = [_stored(configuration, entry, now) for entry in entries]
+    written = mysql.insert_all(connection, configuration.tables.entry, rows)
+    return {row["id"]: row["due_at"] for row in rows if row["id"] in written}
+
+
+_IN_BATCHES = {
+    Writes.COMPOUND: _Batches(mariadb.insert_entry, _insert_many_on_mariadb),
+    Writes.BATCHES: _Batches(mysql.insert_entry, _insert_many_on_mysql),
+}
 
 
 @lru_cache(MAX_STATEMENTS)
-def _insertion_on_mariadb(tables: Tables, dialect: Dialect) -> Executable:
+def _insertion_on_mariadb(tables: Tables, dialect: Dialect, version: int) -> Executable:
     """Returns the ids and due times of what it writes."""
     entry = tables.entry
     given = {name: bindparam(f"new_{name}", type_=entry.c[name].type) for name in _COLUMNS if name in entry.c}
     asked = func.coalesce(cast(given.pop("due_at"), Instant), clock())
     due_at = later(func.greatest(asked, clock()), bindparam("new_delay", type_=Double))
-    own = {"schema_version": SCHEMA_VERSION, "due_at": due_at, "created_at": clock()}
+    own = {"schema_version": version, "due_at": due_at, "created_at": clock()}
     inserting: Any = dialect.insert_unless_present(entry).values(given | own)
     returning: Executable = inserting.returning(entry.c.id, entry.c.due_at)
     return returning
@@ -374,11 +410,11 @@ def _by_name(entry: NewEntry) -> dict[str, Any]:
     return row | {"new_delay": entry.delay.total_seconds() if entry.delay else 0.0}
 
 
-def _stored(entry: NewEntry, now: datetime) -> dict[str, Any]:
+def _stored(configuration: Configuration, entry: NewEntry, now: datetime) -> dict[str, Any]:
     """The row of `entry`. now: the database's."""
     due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": configuration.schema_version,
         "due_at": due_at,
         "created_at": now,
     }

@@ -54,6 +54,10 @@ class PendingEntries:
             found = pending[entry.id] = PendingEntry(entry, depth)
         return found
 
+    def has(self, configuration: Configuration, id: UUID) -> bool:
+        """Whether an entry of this id must still be written."""
+        return id in self._pending.get(configuration, ())
+
     def take(self) -> list[Batch]:
         """Take all entries that must be written. What was not written must be put back."""
         taken = [(configuration, list(pending.values())) for configuration, pending in self._pending.items()]

@@ -5,7 +5,7 @@ An entry lives and dies with the savepoint in which it was enqueued: `pending_en
 events alone.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
@@ -84,22 +84,41 @@ class SessionState:
 
     def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> Entry:
         """Keep `entry` until it is written, unless one of its id is kept already. Returns the handle of the one that is kept."""
+        self._require_open(session)
+        kept = self.pending.add(configuration, entry, _depth_of(session.get_nested_transaction()))
+        if kept.entry is not entry and not entry.keep_first:
+            raise _duplicate(entry)
+        self._write_in_commit(session)
+        return kept.handle
+
+    def keep_all(self, session: Session, configuration: Configuration, entries: Sequence[NewEntry]) -> list[Entry]:
+        """As `keep`, of all entries or of none. Raises `DuplicateEntry` with the index of the second one."""
+        self._require_open(session)
+        indexes: dict[UUID, int] = {}
+        for index, entry in enumerate(entries):
+            first = indexes.setdefault(entry.id, index)
+            if not entry.keep_first and (first != index or self.pending.has(configuration, entry.id)):
+                raise _duplicate(entry, f"payloads[{index}]: ", "" if first == index else f", by payloads[{first}]")
+        depth = _depth_of(session.get_nested_transaction())
+        kept = [self.pending.add(configuration, entry, depth).handle for entry in entries]
+        self._write_in_commit(session)
+        return kept
+
+    def _require_open(self, session: Session) -> None:
         if self.rollback_only is not None:
             raise self.rollback_only
         if self.committed:
             raise NoTransaction("enqueue in an after_commit listener is too late: the transaction has ended")
         if not session.in_transaction():
             _begin(session)  # so that an end of it comes, also if nothing else is done in it
-        kept = self.pending.add(configuration, entry, _depth_of(session.get_nested_transaction()))
-        if kept.entry is not entry and not entry.keep_first:
-            raise _duplicate(entry)
+
+    def _write_in_commit(self, session: Session) -> None:
         if self.commits and not self.is_flushing:
             try:
                 self.write(session)
             except MissingGreenlet:
                 # The commit of an AsyncSession has failed and is no longer in progress: a later one writes.
                 self.commits = 0
-        return kept.handle
 
     def write(self, session: Session, connection: Connection | None = None) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted.
@@ -230,10 +249,10 @@ def flush_all(session: Session) -> None:
         state.write(session)
 
 
-def _duplicate(entry: NewEntry) -> DuplicateEntry:
+def _duplicate(entry: NewEntry, which: str = "", by: str = "") -> DuplicateEntry:
     return DuplicateEntry(
-        f"{entry.operation!r} of parent {entry.parent!r} (scope {entry.scope!r}, source"
-        f" {entry.source!r}) with discriminator {entry.discriminator!r} was enqueued before: give another"
+        f"{which}{entry.operation!r} of parent {entry.parent!r} (scope {entry.scope!r}, source"
+        f" {entry.source!r}) with discriminator {entry.discriminator!r} was enqueued before{by}: give another"
         " discriminator for another effect, or if_exists='ignore' to keep the first",
         entry.id,
     )

@@ -3,18 +3,19 @@
 A process with another name, or with another secret for a key id, does not start. Nothing here shows a secret.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Column, Connection, Subquery, delete, select
 
-from outbox.errors import ConfigurationError, InvalidValue
+from outbox.encryption import Encryption, StoredField, is_sealed_json, key_id_of, open_json
+from outbox.errors import CannotDecrypt, ConfigurationError, InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
 from outbox.sql.clock import clock
 from outbox.sql.connections.places import place_of
 from outbox.sql.dialect import dialect_of
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 from outbox.sql.statements import read_by_index
 
 MAX_SAMPLE = 1000
@@ -22,6 +23,9 @@ MAX_SAMPLE = 1000
 
 MAX_COMPARED = 10
 """How many entries' tags a secret is compared with, so that one malformed row decides nothing."""
+
+DATA = "data:"
+"""How the `kid` of a data key's check value begins; that of a secret has no colon."""
 
 # --- the environment
 
@@ -109,9 +113,7 @@ def unknown_kid(connection: Connection, tables: Tables, known: Sequence[str]) ->
 
 def require_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> list[str]:
     """Raise `ConfigurationError` if a kid's secret is not the recorded one; returns the kids without a record. Writes nothing."""
-    kid = tables.kid
-    found = connection.execute(select(kid.c.kid, kid.c.secret_check).where(kid.c.kid.in_(keyring.kids)))
-    recorded = {row.kid: row.secret_check for row in found}
+    recorded = _recorded(connection, tables, keyring.kids)
     for name, check in recorded.items():
         if check != secret_check(keyring, name):
             raise _other_secret(name, "differs from the one that the other processes of this database use")
@@ -124,7 +126,8 @@ def require_current_secret(connection: Connection, tables: Tables, keyring: Keyr
     Then no dispatcher has the current secret, and none would start after an entry was enqueued under it.
     """
     missing, current = require_secrets(connection, tables, keyring), keyring.current
-    if current in missing and connection.execute(select(tables.kid.c.kid).limit(1)).one_or_none() is not None:
+    any_kid = select(tables.kid.c.kid).where(~tables.kid.c.kid.startswith(DATA)).limit(1)
+    if current in missing and connection.execute(any_kid).one_or_none() is not None:
         raise ConfigurationError(
             f"no dispatcher of this database has recorded a secret of kid {current!r}: none would start after an entry"
             " is enqueued under it. Set OUTBOX_SECRET to the app's; after a rotation start a dispatcher with the new secret first"
@@ -140,14 +143,90 @@ def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> 
     missing = require_secrets(connection, tables, keyring)
     if missing:
         _require_derived(connection, tables, keyring, missing)
-        now = clock()
-        rows = [{"kid": kid, "secret_check": secret_check(keyring, kid), "recorded_at": now} for kid in sorted(missing)]
-        connection.execute(dialect_of(connection).insert_unless_present(tables.kid).values(rows))
+        _record(connection, tables, {kid: secret_check(keyring, kid) for kid in missing})
         require_secrets(connection, tables, keyring)  # another process may have recorded its value at the same time
 
 
+# --- the data keys
+
+
+def require_data_keys(connection: Connection, tables: Tables, encryption: Encryption | None) -> list[str]:
+    """Raise `ConfigurationError` if a data key has other bytes than the recorded one. Returns those without a record.
+
+    Writes nothing. A key service has no check value: it unwraps only what it has wrapped.
+    """
+    if encryption is None or not encryption.checks:
+        return []
+    recorded = _recorded(connection, tables, [DATA + id for id in encryption.checks])
+    for kid, check in recorded.items():
+        id = kid.removeprefix(DATA)
+        if check != encryption.checks[id]:
+            raise _other_data_key(id, "has other bytes than in the other processes of this database")
+    return [id for id in encryption.checks if DATA + id not in recorded]
+
+
+def record_data_keys(connection: Connection, tables: Tables, encryption: Encryption | None) -> None:
+    """Record the check value of each data key that has none.
+
+    Raises `ConfigurationError`, with nothing written, if a key has other bytes than the recorded one, or opens none of the
+    sampled entries that name it.
+    """
+    missing = require_data_keys(connection, tables, encryption)
+    if encryption is None or not missing:
+        return
+    _require_opened(connection, tables, encryption, missing)
+    _record(connection, tables, {DATA + id: encryption.checks[id] for id in missing})
+    require_data_keys(connection, tables, encryption)  # as in `record_secrets`
+
+
+def _require_opened(connection: Connection, tables: Tables, encryption: Encryption, ids: Collection[str]) -> None:
+    """Raise unless, of each data key that sampled entries name, it opens one: single entries may be damaged."""
+    read_by_index(connection)
+    entry, some = tables.entry, _some_entries(tables, tables.entry.c.schema_version)
+    few = connection.execute(select(some.c.id).where(some.c.schema_version == ENCRYPTED_VERSION).limit(MAX_COMPARED))
+    among = dialect_of(connection).among(entry.c.id, list(few.scalars()))
+    opened, unopened = set[str](), dict[str, UUID]()
+    for row in connection.execute(select(entry.c.id, entry.c.env, entry.c.operation, entry.c.payload).where(among)):
+        stored = bytes(row.payload)
+        id = key_id_of(stored.decode(errors="replace")) if is_sealed_json(stored) else ""
+        if id in ids:
+            try:
+                open_json(encryption, stored, StoredField(row.env, row.id, row.operation, "payload"))
+            except CannotDecrypt:
+                unopened[id] = row.id
+            else:
+                opened.add(id)
+    for id in sorted(unopened.keys() - opened):
+        raise _other_data_key(id, f"has other bytes than the one that encrypted entry {unopened[id]}")
+
+
+def _other_data_key(id: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"data key {id!r} {what}: they could not read each other's values, so this process stops. Set OUTBOX_DATA_KEYS to the"
+        " keys of the other processes, or give a new key a new id. If this key is the right one,"
+        f" `outbox keys forget {DATA}{id}` lets the next dispatcher record it"
+    )
+
+
+def _recorded(connection: Connection, tables: Tables, kids: Sequence[str]) -> dict[str, str]:
+    """The check values that are recorded, by kid."""
+    kid = tables.kid
+    found = connection.execute(select(kid.c.kid, kid.c.secret_check).where(kid.c.kid.in_(kids)))
+    return {row.kid: row.secret_check for row in found}
+
+
+def _record(connection: Connection, tables: Tables, checks: Mapping[str, str]) -> None:
+    """Record the check values, by kid, except where another process has just recorded one."""
+    now = clock()
+    rows = [{"kid": kid, "secret_check": checks[kid], "recorded_at": now} for kid in sorted(checks)]
+    connection.execute(dialect_of(connection).insert_unless_present(tables.kid).values(rows))
+
+
 def forget_secret(connection: Connection, tables: Tables, kid: str) -> bool:
-    """Delete the check value of `kid`; the next dispatcher records its own. Returns whether there was one."""
+    """Delete the check value of `kid`, or of the data key in `data:ID`; the next dispatcher records its own.
+
+    Returns whether there was one.
+    """
     return connection.execute(delete(tables.kid).where(tables.kid.c.kid == kid)).rowcount > 0
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy import URL, Column, Connection, DateTime, Engine, Select, Table, delete, inspect, text
+from sqlalchemy import URL, Column, Connection, DateTime, Engine, Row, Select, Table, delete, inspect, text
 from sqlalchemy import Dialect as DriverDialect
 from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ColumnElement
@@ -30,12 +30,13 @@ from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 if TYPE_CHECKING:
     from outbox.sql.schema.tables import Tables
 
-SUPPORTED_NAMES = "postgresql, sqlite and mariadb"
+SUPPORTED_NAMES = "postgresql, sqlite, mariadb and mysql"
 
 _FILES = {
     "postgresql": "outbox.sql.postgresql.dialect",
     "portable": "outbox.sql.postgresql.portable_dialect",
     "mariadb": "outbox.sql.mariadb.dialect",
+    "mysql": "outbox.sql.mysql.dialect",
     "sqlite": "outbox.sql.sqlite",
 }
 
@@ -60,7 +61,7 @@ class _Bound(Protocol):
 
 def dialect_of(bind: _Bound) -> "Dialect":
     """Raises `ConfigurationError` for a database that the outbox does not run on."""
-    return dialect_named(bind.dialect.name)
+    return dialect_named(_name_of(bind.dialect))
 
 
 def dialect_of_url(url: URL) -> "Dialect":
@@ -72,9 +73,14 @@ def dialect_if_supported(bind: _Bound) -> "Dialect | None":
     return dialect_of(bind) if bind.dialect.name in SUPPORTED else None
 
 
+def _name_of(driver: DriverDialect) -> str:
+    """The dialect's name. SQLAlchemy has one for `mysql://`, and knows after the first connection whether it is a MariaDB."""
+    return "mariadb" if driver.name == "mysql" and getattr(driver, "is_mariadb", False) else driver.name
+
+
 def dialect_rendered(driver: DriverDialect) -> "Dialect":
     """The dialect for text of a SQLAlchemy dialect; PostgreSQL's if there is no database, as in `str(statement)`."""
-    return dialect_named(driver.name if driver.name in SUPPORTED else "postgresql")
+    return dialect_named(_name_of(driver) if driver.name in SUPPORTED else "postgresql")
 
 
 def dialect_named(name: str) -> "Dialect":
@@ -100,12 +106,7 @@ class OtherDatabase(ConfigurationError):
 def not_supported(database: str) -> ConfigurationError:
     if database in DIALECTS:
         return refused(DIALECTS[database])
-    hint = (
-        ": MySQL, TiDB and Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB"
-        if database == "mysql"
-        else ""
-    )
-    return OtherDatabase(f"the outbox runs on {SUPPORTED_NAMES}, not on {database!r}{hint}")
+    return OtherDatabase(f"the outbox runs on {SUPPORTED_NAMES}, not on {database!r}")
 
 
 class Writes(Enum):
@@ -113,6 +114,7 @@ class Writes(Enum):
 
     ARRAYS = "one statement for a batch, with arrays as parameters, CTEs that write, and UPDATE ... RETURNING"
     COMPOUND = "a few statements of text for a batch, some of them BEGIN NOT ATOMIC ... END"
+    BATCHES = "a few statements of text for a batch, none of which returns what it writes"
     ROWS = "plain SQL: a few statements for a batch, and one INSERT for each new entry"
 
 
@@ -138,6 +140,15 @@ class Dialect(ABC):
 
     later: ClassVar[str]
     """The instant {0}, {1} seconds later."""
+
+    deletion: ClassVar[str] = "DELETE FROM {0}"
+    """The beginning of a DELETE from the table {0}, whose name without a schema is {1}, that finds rows by the index {2}."""
+
+    timeline: ClassVar[str] = "NULL"
+    """What a claim compares with the stored timeline, in its own statement: it changes when a replica is promoted."""
+
+    id_text: ClassVar[str] = "CAST({0} AS VARCHAR)"
+    """The id {0} as text for an operator."""
 
     stored_body: ClassVar[str] = "{0}"
     """The body of a record: its column, the day of its partition, and the call that reads it from there."""
@@ -278,6 +289,12 @@ class Dialect(ABC):
         """Delete the rows with these ids."""
         connection.execute(delete(column.table).where(self.among(column, ids)))
 
+    def delete_returning(
+        self, connection: Connection, table: Table, columns: Sequence[Column[Any]], *conditions: ColumnElement[bool]
+    ) -> Sequence[Row[Any]]:
+        """Delete the rows that meet the conditions; returns these columns of them."""
+        return connection.execute(delete(table).where(*conditions).returning(*columns)).all()
+
     def read_by_index(self, connection: Connection) -> None:
         """Make the rest of the transaction read its tables by their indexes, in the index's order.
 
@@ -298,6 +315,10 @@ class Dialect(ABC):
     @abstractmethod
     def wait_for_key(self, connection: Connection, tables: "Tables", id: UUID, budget: timedelta) -> bool:
         """`lock_key` that waits, at most for `budget`. The caller can continue its transaction in each case."""
+
+    def lock_ids(self, connection: Connection, tables: "Tables", ids: Sequence[UUID]) -> None:
+        """Take the locks, waiting for each as the session waits for any row. Only where entries are written in batches."""
+        raise NotImplementedError
 
     def is_galera(self, connection: Connection) -> bool:
         """Whether this is a node of a Galera cluster. Its locks are not those of the other nodes: a commit is refused if another

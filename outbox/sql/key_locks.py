@@ -1,8 +1,9 @@
 """Locks of keys that end with the transaction.
 
-PostgreSQL has advisory locks, and SQLite one writer, which has all locks. MariaDB's named locks belong to the session and outlive
-its transaction, and the portable mode uses no advisory locks. So there a lock is a row that its holder has inserted and deleted,
-and has not committed yet: until then another transaction cannot insert it, and afterwards nothing is left of it.
+PostgreSQL has advisory locks, and SQLite one writer, which has all locks. Named locks of MariaDB and MySQL belong to the
+session and outlive its transaction, and the portable mode uses no advisory locks. So there a lock is a row that its holder has
+inserted and deleted, and has not committed yet: until then another transaction cannot insert it, and afterwards nothing is left
+of it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -10,6 +11,7 @@ from datetime import timedelta
 from functools import lru_cache
 from hashlib import sha256
 from time import monotonic
+from typing import TypeAlias
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, Dialect, Table, TextClause, bindparam, text
@@ -23,7 +25,7 @@ from outbox.sql.statements import deleting_by_index
 
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 PAUSE_SECONDS = 0.02
-"""The pause between two attempts on MariaDB. The server's own wait is in whole seconds, and a deadlock ends the transaction."""
+"""The pause between two attempts. The server's own wait is in whole seconds, and a deadlock ends the transaction."""
 
 DELETED_AT_ONCE = 1000
 """MariaDB plans no use of the index for more than 32,000 values (optimizer_max_sel_arg_weight), and then refuses the DELETE."""
@@ -107,15 +109,15 @@ def lock_by_row(connection: Connection, tables: Tables, id: UUID, milliseconds: 
     return impatiently(connection, lock, milliseconds)
 
 
-# --- MariaDB
+# --- MariaDB and MySQL
 
 
 def lock_ids(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> None:
-    """Take the locks on MariaDB, in the order of the ids, waiting for each as the session waits for any row."""
+    """Take the locks, in the order of the ids, waiting for each as the session waits for any row."""
     table = key_lock(tables)
     rows = [{"id": id} for id in sorted(set(ids))]
     if rows:
-        connection.execute(_inserting(connection.dialect, table), rows)
+        connection.execute(inserting(connection.dialect, table), rows)
     for start in range(0, len(rows), DELETED_AT_ONCE):
         page = [row["id"] for row in rows[start : start + DELETED_AT_ONCE]]
         connection.execute(deleting_by_index(connection.dialect, table.c.id), {"ids": page})
@@ -136,10 +138,13 @@ def certify(connection: Connection, tables: Tables, names: Collection[str], *, w
     return {name for name, id in sorted(ids.items(), key=lambda each: each[1]) if insert_lock(connection, tables, id)}
 
 
+TryToInsert: TypeAlias = Callable[[Connection, Tables, UUID], bool]
+
+
 def insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
     table = key_lock(tables)
     try:
-        connection.execute(_inserting(connection.dialect, table, _AT_ONCE), {"id": id})
+        connection.execute(inserting(connection.dialect, table, _AT_ONCE), {"id": id})
     except DBAPIError as error:
         if sqlstate(error.orig) != LOCK_NOT_AVAILABLE:
             raise
@@ -148,10 +153,12 @@ def insert_lock(connection: Connection, tables: Tables, id: UUID) -> bool:
     return True
 
 
-def insert_lock_within(connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
+def insert_lock_within(
+    connection: Connection, tables: Tables, id: UUID, budget: timedelta, try_to_insert: TryToInsert = insert_lock
+) -> bool:
     """The server pauses between two attempts: an event loop under the connection is not blocked."""
     until = monotonic() + budget.total_seconds()
-    while not insert_lock(connection, tables, id):
+    while not try_to_insert(connection, tables, id):
         if monotonic() >= until:
             return False
         connection.execute(_PAUSE, {"seconds": PAUSE_SECONDS})
@@ -162,7 +169,7 @@ _PAUSE = text("SELECT SLEEP(:seconds)")
 
 
 @lru_cache(MAX_STATEMENTS)
-def _inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
+def inserting(dialect: Dialect, table: Table, before: str = "") -> TextClause:
     """ON DUPLICATE KEY UPDATE, though there is never a row: so each transaction that waits asks for the exclusive lock, and gets
     it in its turn. A plain INSERT asks for a shared one first: all get it, and then they deadlock.
     """

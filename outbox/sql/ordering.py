@@ -29,6 +29,7 @@ become visible together. SQLite runs these transactions one after another.
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -48,10 +49,11 @@ from sqlalchemy import (
 )
 
 from outbox.sql.clock import clock
-from outbox.sql.dialect import Writes, dialect_of
+from outbox.sql.dialect import Dialect, Writes, dialect_of
 from outbox.sql.key_locks import certify
 from outbox.sql.schema.column_types import Instant
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
+from outbox.sql.statements import own_row
 from outbox.times import NEVER
 
 
@@ -72,17 +74,25 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
     if not places:
         return
     if dialect_of(connection).writes is Writes.ARRAYS:
-        groups, positions = zip(*places, strict=True)
-        connection.execute(
-            _advancing_all(connection, tables, cutoff), {"ordering_keys": [*groups], "places": [*positions]}
-        )
+        connection.execute(_advancing_all(dialect_of(connection), tables, cutoff < NEVER), _asked(places, cutoff))
     else:
         certify(connection, tables, {place.ordering_key for place in places})
         one = [{"group_key": place.ordering_key, "place": place.position} for place in places]
-        connection.execute(_advancing(connection, tables, cutoff), one)
+        one = [each | {"cutoff": cutoff} for each in one] if cutoff < NEVER else one
+        connection.execute(_advancing(dialect_of(connection), tables, cutoff < NEVER), one)
 
 
-def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
+def _asked(places: Sequence[Place], cutoff: datetime) -> dict[str, Any]:
+    groups, positions = zip(*places, strict=True)
+    return {"ordering_keys": [*groups], "places": [*positions]} | ({"cutoff": cutoff} if cutoff < NEVER else {})
+
+
+# The statements are kept: to build one takes longer than to run it, and leaves thousands of objects that refer to each other,
+# which stay until the garbage collector's next full run. has_cutoff: whether "cutoff" is a parameter.
+
+
+@lru_cache(MAX_STATEMENTS)
+def _advancing_all(dialect: Dialect, tables: Tables, has_cutoff: bool) -> Any:
     """One statement for all places. Its snapshot shows every entry that waits for these heads. An earlier statement of this
     transaction has removed the heads. So a transaction that blocked an entry after them has committed, and no other can block
     one now.
@@ -91,7 +101,7 @@ def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> 
     following, places = _all_following(tables, lock=True)
     ids = select(following.c.id).select_from(places.join(following, true())).scalar_subquery()
     advanced = update(queue).where(queue.c.id == any_(func.array(ids, type_=ARRAY(queue.c.id.type))))
-    return advanced.values(due_at=unblocked(connection, tables, cutoff))
+    return advanced.values(due_at=_unblocked(dialect, tables, _cutoff(has_cutoff)))
 
 
 def advance_unlocked(
@@ -105,13 +115,13 @@ def advance_unlocked(
     if not places or dialect_of(connection).writes is not Writes.ARRAYS:
         advance(connection, tables, places, cutoff=cutoff)
         return []
-    groups, positions = zip(*places, strict=True)
-    asked = {"ordering_keys": [*groups], "places": [*positions]}
-    locked = connection.execute(_advancing_unlocked(connection, tables, cutoff), asked)
+    advancing = _advancing_unlocked(dialect_of(connection), tables, cutoff < NEVER)
+    locked = connection.execute(advancing, _asked(places, cutoff))
     return [Place(row.ordering_key, row.place) for row in locked]
 
 
-def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
+@lru_cache(MAX_STATEMENTS)
+def _advancing_unlocked(dialect: Dialect, tables: Tables, has_cutoff: bool) -> Any:
     """Search for the next entries first, then lock them: a search with SKIP LOCKED would find the entry after a locked one."""
     queue, row = tables.queue, tables.queue.alias("locked_row")
     following, places = _all_following(tables)
@@ -123,16 +133,22 @@ def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime
     of_found = row.c.id == any_(func.array(select(found.c.id).scalar_subquery(), type_=ARRAY(row.c.id.type)))
     locked = select(row.c.id).where(of_found).with_for_update(skip_locked=True).cte("locked")
     of_locked = queue.c.id == any_(func.array(select(locked.c.id).scalar_subquery(), type_=ARRAY(queue.c.id.type)))
-    due = {"due_at": unblocked(connection, tables, cutoff)}
+    due = {"due_at": _unblocked(dialect, tables, _cutoff(has_cutoff))}
     advanced = update(queue).where(of_locked).values(due).returning(queue.c.id).cte("advanced")
     others = found.c.id.not_in(select(locked.c.id))
     return select(found.c.ordering_key, found.c.place).where(others).add_cte(advanced)
 
 
-def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
+@lru_cache(MAX_STATEMENTS)
+def _advancing(dialect: Dialect, tables: Tables, has_cutoff: bool) -> Any:
     queue = tables.queue
-    following = _following(tables, bindparam("group_key"), bindparam("place")).scalar_subquery()
-    return update(queue).where(queue.c.id == following).values(due_at=unblocked(connection, tables, cutoff))
+    following = own_row(_following(tables, bindparam("group_key"), bindparam("place")))
+    due_at = _unblocked(dialect, tables, _cutoff(has_cutoff))
+    return update(queue).where(queue.c.id == following).values(due_at=due_at)
+
+
+def _cutoff(is_given: bool) -> Any:
+    return bindparam("cutoff", type_=Instant) if is_given else None
 
 
 def _all_following(tables: Tables, *, lock: bool = False) -> tuple[Any, Any]:
@@ -150,12 +166,16 @@ def _following(tables: Tables, group: Any, place: Any) -> Any:
 
 def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) -> Any:
     """The new due time of a queue row that is blocked: now, or its own later time. Other rows keep their due time."""
+    return _unblocked(dialect_of(connection), tables, literal(cutoff, Instant) if cutoff < NEVER else None)
+
+
+def _unblocked(dialect: Dialect, tables: Tables, cutoff: Any) -> Any:
     queue, entry = tables.queue, tables.entry
     # The start of the transaction, because a claim in this transaction uses this time, and must find the row.
-    start = dialect_of(connection).transaction_start()
+    start = dialect.transaction_start()
     now: Any = clock() if start is None else start
-    if cutoff < NEVER:
-        now = case((now > literal(cutoff, Instant), literal(cutoff, Instant)), else_=now)
+    if cutoff is not None:
+        now = case((now > cutoff, cutoff), else_=now)
     meant_for = select(entry.c.due_at).where(entry.c.id == queue.c.id).scalar_subquery()
     due_at = case((meant_for > now, meant_for), else_=now)
     return case((is_blocked(queue), due_at), else_=queue.c.due_at)

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.sql.connections.requirements import LockBudget
+from outbox.sql.dialect import dialect_of
 from outbox.sql.errors.driver import DEADLOCK, sqlstate
-from outbox.sql.key_locks import lock_ids
 from outbox.sql.schema.identifiers import quoted_table
 from outbox.sql.schema.tables import Tables
 
@@ -79,13 +79,13 @@ _TAKE_POSITIONS_ALONE = text("""
 
 
 def lock_ordering_keys(connection: Connection, tables: Tables, ordering_keys: Collection[str]) -> dict[str, int]:
-    """Lock the keys for this transaction on MariaDB. Returns the last position of each key that has entries in the queue.
+    """Lock the keys for this transaction, on MariaDB or MySQL. Returns the last position of each key with entries in the queue.
 
     Positions do not come from a sequence: each node of a Galera cluster would take them from a block of its own.
     """
     ids = [UUID(bytes=sha256(b"ordering\0" + key.encode()).digest()[:16]) for key in ordering_keys]
     try:
-        lock_ids(connection, tables, ids)
+        dialect_of(connection).lock_ids(connection, tables, ids)
     except DBAPIError as error:
         if sqlstate(error.orig) == DEADLOCK:
             error.add_note(DEADLOCK_NOTE)

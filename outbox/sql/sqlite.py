@@ -11,7 +11,6 @@ from weakref import WeakSet
 
 from sqlalchemy import BigInteger, Connection, Engine, Table, event
 from sqlalchemy import Dialect as DriverDialect
-from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.types import TypeEngine
 
 from outbox.errors import ConfigurationError
@@ -60,6 +59,8 @@ class SQLite(OnConflict):
         return instant
 
     def insert(self, table: Table) -> Any:
+        from sqlalchemy.dialects.sqlite import insert  # every app loads this module, but few use SQLite
+
         return insert(table)
 
     def lock_key(self, connection: Connection, tables: Tables, id: UUID) -> Lock:

@@ -10,17 +10,20 @@ from sqlalchemy import (
     Dialect,
     Function,
     LargeBinary,
+    ScalarSelect,
+    Select,
     Table,
     TextClause,
     Update,
     bindparam,
     quoted_name,
+    select,
     text,
 )
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from outbox.sql.dialect import dialect_of
+from outbox.sql.dialect import dialect_of, dialect_rendered
 from outbox.sql.schema.rendering import renders
 from outbox.sql.schema.tables import MAX_STATEMENTS
 
@@ -34,19 +37,24 @@ def read_by_index(connection: Connection) -> None:
     dialect_of(connection).read_by_index(connection)
 
 
-DELETE_BY_INDEX = "SET STATEMENT sql_safe_updates = 1 FOR "
-"""Before a DELETE on MariaDB that names ids. Otherwise it may read all rows of a small table, and waits for each that another
-transaction has locked or inserted.
-"""
+def deletion(dialect: Dialect, column: Column[Any]) -> str:
+    """The beginning of a DELETE that names values of the column, as MariaDB and MySQL need it. Otherwise it may read all rows of
+    a small table, and waits for each that another transaction has locked or inserted.
+    """
+    preparer, table = dialect.identifier_preparer, column.table
+    indexes = [index.name for index in table.indexes if next(iter(index.columns)) is column]
+    index = "PRIMARY" if column.primary_key else str(indexes[0])
+    return dialect_rendered(dialect).deletion.format(
+        preparer.format_table(table), preparer.quote(table.name), preparer.quote(index)
+    )
 
 
 @lru_cache(MAX_STATEMENTS)
 def deleting_by_index(dialect: Dialect, column: Column[Any]) -> TextClause:
-    """The DELETE of the rows with these `ids` on MariaDB."""
-    preparer = dialect.identifier_preparer
-    named = f"{preparer.format_table(column.table)} WHERE {preparer.format_column(column)} IN :ids"
+    """The DELETE of the rows with these `ids` on MariaDB and MySQL."""
+    condition = f"WHERE {dialect.identifier_preparer.format_column(column)} IN :ids"
     ids = bindparam("ids", type_=column.type, expanding=True)
-    return text(f"{DELETE_BY_INDEX}DELETE FROM {named}").bindparams(ids)
+    return text(f"{deletion(dialect, column)} {condition}").bindparams(ids)
 
 
 @lru_cache(MAX_STATEMENTS)  # every claim uses it, and building it costs about 0.1 ms
@@ -72,6 +80,14 @@ class _StoredBody(FunctionElement[bytes]):
             packagenames=None if record.schema is None else (quoted_name(record.schema, quote=None),),
         )
         super().__init__(record.c.body, record.c.body_day, read)
+
+
+def own_row(row: Select[Any]) -> ScalarSelect[Any]:
+    """The value of a query with a limit, for an UPDATE of the table that it reads. MySQL refuses that table in a subquery (error
+    1093), but not in the FROM of one, and with a limit it does not merge the two.
+    """
+    found = row.subquery()
+    return select(*found.c).scalar_subquery()
 
 
 def change_in_order(change: Update, values: Mapping[str, Any]) -> Update:

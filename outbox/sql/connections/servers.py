@@ -1,7 +1,7 @@
 """Databases that speak the protocol of PostgreSQL or MySQL and are others: known by what they call themselves, refused by name.
 
 The drivers know a server's name from its first answer, so it costs no query. Aurora DSQL calls itself PostgreSQL, and is known by
-its host. docs/postgresql-compatible.md has the sources.
+its host. docs/distributed.md has the sources.
 """
 
 import re
@@ -12,7 +12,9 @@ from sqlalchemy import URL
 
 from outbox.errors import ConfigurationError
 
-USE_ANOTHER = "use PostgreSQL 14 to 18, or MariaDB 10.6.3 or later, for the database that has your rows"
+USE_ANOTHER = (
+    "use PostgreSQL 14 to 18, MariaDB 10.6.3 or later, or MySQL 8.4 or later, for the database that has your rows"
+)
 USE_PORTABLE = "write portable+psycopg://... in the URL, which chooses the portable mode"
 WAYS_OUT = {"CockroachDB": f"use 26.3 or later, and {USE_PORTABLE}", "YugabyteDB": USE_PORTABLE}
 
@@ -26,8 +28,8 @@ REFUSED = {
         " ordering key would leave their order"
     ),
     "Aurora DSQL": "it has no savepoints, sequences, PL/pgSQL functions and advisory locks",
-    "TiDB": "it has no FOR UPDATE SKIP LOCKED and no INSERT ... RETURNING",
-    "Vitess": "a transaction over several shards is not atomic, and it has no INSERT ... RETURNING",
+    "TiDB": "it has no FOR UPDATE SKIP LOCKED",
+    "Vitess": "a transaction over several shards is not atomic",
 }
 """Why the outbox does not run on each of them."""
 

@@ -7,6 +7,9 @@ SYNC_DRIVERS = {
     "postgresql+psycopg_async": "postgresql+psycopg",
     "postgresql+asyncpg": "postgresql+psycopg",
     "mariadb+asyncmy": "mariadb+pymysql",
+    "mariadb+aiomysql": "mariadb+pymysql",
+    "mysql+asyncmy": "mysql+pymysql",
+    "mysql+aiomysql": "mysql+pymysql",
     "portable+psycopg_async": "portable+psycopg",
     "portable+asyncpg": "portable+psycopg",
 }

@@ -1,4 +1,4 @@
-"""The dialect of MariaDB, with or without Galera."""
+"""The dialect of MariaDB, with or without Galera; that of MySQL changes a part of it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,13 +15,12 @@ from sqlalchemy.types import TypeEngine
 from outbox.errors import ConfigurationError
 from outbox.sql import key_locks, migration_locks
 from outbox.sql.connections.transactions import is_in_autocommit
-from outbox.sql.dialect import UNDEFINED, Dialect, Lock, Writes, changes, words
+from outbox.sql.dialect import UNDEFINED, Lock, Writes, changes, words
 from outbox.sql.errors.driver import sqlstate
 from outbox.sql.mariadb import settings as mariadb_settings
-from outbox.sql.mariadb import statistics
+from outbox.sql.mariadb.statistics import Statistics
 from outbox.sql.schema.column_types import Instant
 from outbox.sql.schema.tables import Tables
-from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 from outbox.sql.statements import deleting_by_index
 
 SHORT_WAITS = "SET SESSION innodb_lock_wait_timeout = 5"
@@ -31,15 +30,26 @@ _MYSQLCLIENT = {"binary_prefix": True}
 """What mysqlclient needs, SQLAlchemy's default for `mariadb://`: without this it sends bytes as text."""
 
 
-class MariaDB(Dialect):
+def options_of(collation: str) -> Mapping[str, str]:
+    """The options of a table, under each of SQLAlchemy's names for the server: a URL may be `mariadb://` or `mysql://`."""
+    options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation}
+    names = ("mariadb", "mysql")
+    return MappingProxyType({f"{name}_{option}": value for name in names for option, value in options.items()})
+
+
+class MariaDB(Statistics):
     """READ COMMITTED, with locks that are rows; a batch is a few statements of text."""
 
     name = "mariadb"
+    server = mariadb_settings.MARIADB
+    deletion = "SET STATEMENT sql_safe_updates = 1 FOR DELETE FROM {0}"
 
     clock = "UTC_TIMESTAMP(6)"  # the statement's start
     later = "{0} + INTERVAL ROUND({1} * 1000000) MICROSECOND"
     json_member = """(NULLIF(JSON_UNQUOTE(JSON_EXTRACT(CONVERT({0} USING utf8mb4),
         CONCAT('$."', REPLACE({1}, '.', '"."'), '"'))), 'null') COLLATE utf8mb4_nopad_bin)"""
+
+    id_text = "LOWER(HEX({0}))"  # a cast shows the bytes, and on MySQL it is NULL if they are not UTF-8
 
     writes = Writes.COMPOUND
     has_update_returning = False
@@ -52,9 +62,7 @@ class MariaDB(Dialect):
     sessions_right = "GRANT PROCESS ON *.* TO it"
     has_server_checks = True
     # Under its other collations keys are equal that differ in case, accents or spaces at the end.
-    table_options = MappingProxyType(
-        {"mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4", "mariadb_collate": "utf8mb4_nopad_bin"}
-    )
+    table_options = options_of("utf8mb4_nopad_bin")
     driver_to_install = "'sqlalchemy-outbox[mariadb]' and write mariadb+pymysql://..."
     commits_ddl = True
     hides_tables = True
@@ -111,21 +119,24 @@ class MariaDB(Dialect):
     def wait_for_key(self, connection: Connection, tables: Tables, id: UUID, budget: timedelta) -> bool:
         return key_locks.insert_lock_within(connection, tables, id, budget)
 
+    def lock_ids(self, connection: Connection, tables: Tables, ids: Sequence[UUID]) -> None:
+        key_locks.lock_ids(connection, tables, ids)
+
     def is_galera(self, connection: Connection) -> bool:
         return mariadb_settings.is_galera_node(connection)
 
     def require_usable(self, connection: Connection) -> None:
-        mariadb_settings.require_settings(connection)
+        mariadb_settings.require_settings(connection, self.server)
 
     def set_usable_level(self, connection: Connection) -> None:
-        is_usable = mariadb_settings.is_at_read_committed(connection) and not is_in_autocommit(connection)
+        is_usable = mariadb_settings.is_at_read_committed(connection, self.server) and not is_in_autocommit(connection)
         connection.rollback()  # the question has begun a transaction
         if not is_usable:
             connection.execution_options(isolation_level=self.isolation)
 
     def isolation_level(self, connection: Connection) -> str:
         """The isolation level of the session."""
-        level: str = connection.execute(mariadb_settings.ISOLATION).scalar_one()
+        level: str = connection.execute(self.server.isolation).scalar_one()
         return level.replace("-", " ").upper()
 
     def engine_settings(self, url: URL, settings: dict[str, Any]) -> dict[str, Any]:
@@ -144,30 +155,6 @@ class MariaDB(Dialect):
         is_inspection = statement.startswith(("DESCRIBE", "SHOW"))
         return kind, words(str(error.args[-1])) if kind and not is_inspection else []
 
-    def server_identity(self, connection: Connection, meta: Table, *, reads_server: bool) -> ServerIdentity:
-        return statistics.read_identity(connection, meta)
-
-    def unreadable(self, connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
-        return statistics.unreadable(connection, columns)
-
-    def read_holders(self, connection: Connection) -> list[Holder] | None:
-        return statistics.read_holders(connection)
-
-    def read_tables(self, connection: Connection, tables: Sequence[Table]) -> list[TableHealth]:
-        return statistics.read_tables(connection, tables)
-
-    def read_history(self, connection: Connection) -> int | None:
-        return statistics.read_history(connection)
-
-    def read_size(self, connection: Connection, table: Table) -> tuple[int | None, int | None] | None:
-        return statistics.read_size(connection, table)
-
-    def server_settings(self, connection: Connection) -> dict[str, Any]:
-        return statistics.server_settings(connection)
-
-    def cluster_settings(self, connection: Connection) -> dict[str, Any]:
-        return statistics.cluster_settings(connection)
-
     def migrating(self, connection: Connection, *, is_callers: bool) -> AbstractContextManager[None]:
         return migration_locks.alone_in_session(connection)
 
@@ -176,8 +163,9 @@ class MariaDB(Dialect):
         return [migration_locks.MARIADB_SESSION], []
 
     def why_no_schema(self, schema: str) -> str | None:
+        product = self.server.product
         return (
-            f"on MariaDB a schema is a database, and there is none named {schema!r}: leave it out, or create it first"
+            f"on {product} a schema is a database, and there is none named {schema!r}: leave it out, or create it first"
         )
 
     def require_prefix(self, connection: Connection, prefix: str) -> None:

@@ -1,7 +1,8 @@
-"""MariaDB's error numbers as the SQLSTATEs of PostgreSQL, by which everything else decides. Pure.
+"""The error numbers of MariaDB and MySQL as the SQLSTATEs of PostgreSQL, by which everything else decides. Pure.
 
-MariaDB has SQLSTATEs of its own, but most of its errors share one, HY000, and the drivers drop it.
-Source: mariadb.com/kb, "MariaDB Error Codes".
+The servers have SQLSTATEs of their own, but most errors share one, HY000, and the drivers drop it. A number above 1,900 is only
+one server's, or means the same on both.
+Source: mariadb.com/kb, "MariaDB Error Codes"; dev.mysql.com, "MySQL Error Message Reference".
 """
 
 from types import MappingProxyType
@@ -13,15 +14,20 @@ LEFT_CLUSTER = "08007"
 LOCK_WAIT_TIMEOUT = 1205
 SAVEPOINT_MISSING = 1305
 PROCESS_MISSING = 1227
+DUPLICATE = 1062
+LOCKED_NOW = 3572
+REFUSED_BY_GROUP = 3101
 
 _STATES = MappingProxyType(
     {
         LOCK_WAIT_TIMEOUT: "55P03",  # a row's lock was not free in time: only the statement is undone
+        LOCKED_NOW: "55P03",  # MySQL: a row is locked, and the statement has NOWAIT
         1213: "40P01",  # a deadlock, or on Galera a conflict at the commit: the server has undone the whole transaction
+        REFUSED_BY_GROUP: "40001",  # MySQL's group replication has committed another transaction's change of a row
         1020: "40001",  # another transaction has changed the row since this one's snapshot (innodb_snapshot_isolation)
         SAVEPOINT_MISSING: "3B001",  # no such savepoint: the server ended its transaction
-        1062: "23505",  # a duplicate
-        4025: "23514",  # a CHECK
+        DUPLICATE: "23505",
+        **dict.fromkeys((3819, 4025), "23514"),  # a CHECK
         **dict.fromkeys((1048, 1364), "23502"),  # NULL, or nothing, in a column that is NOT NULL
         **dict.fromkeys((1216, 1217, 1451, 1452), "23503"),  # a foreign key
         1406: "22001",  # these: a value that the column does not take, which the text quotes
@@ -39,7 +45,7 @@ _STATES = MappingProxyType(
         1045: "28000",  # a wrong password
         1698: "28000",  # an unknown user, or one who needs no password
         **dict.fromkeys((1129, 1130), "28000"),  # a host that is blocked, or not allowed
-        **dict.fromkeys((1862, 4151), "28000"),  # an expired password, a locked account
+        **dict.fromkeys((1862, 3118, 4151), "28000"),  # an expired password, a locked account
         1049: "3D000",  # no such database
         **dict.fromkeys((3, 1021, 1026, 1114), "53100"),  # the disk, or the tablespace, is full
         **dict.fromkeys((1037, 1038, 1041, 1135, 1206), "53200"),  # no memory, no thread, no more room for locks
@@ -51,27 +57,27 @@ _STATES = MappingProxyType(
         1053: "57P01",  # the server shuts down
         1927: "57P01",  # the connection was killed
         1317: "57014",  # the statement was killed
-        1969: "57014",  # max_statement_time ran out
-        1290: "25006",  # the server is read-only
-        1792: "25006",
+        **dict.fromkeys((1969, 3024), "57014"),  # max_statement_time, or MySQL's max_execution_time, ran out
+        **dict.fromkeys((1290, 1792, 1836), "25006"),  # the server is read-only
         **dict.fromkeys((2002, 2003, 2005), "08001"),  # no connection was made; 2005: the host's name has no address
         **dict.fromkeys((2006, 2013, 2014, 2055, 4031), "08006"),  # the connection is lost
     }
 )
 
 NAMING_NO_VALUES = frozenset(
-    number for number, state in _STATES.items() if number not in (1062, 1064) and state[:2] not in ("22", "P0")
+    number for number, state in _STATES.items() if number not in (DUPLICATE, 1064) and state[:2] not in ("22", "P0")
 )
 """The errors whose text names tables, columns and constraints only: a duplicate quotes the key."""
 
-_UNDOING = frozenset({1213, 1020, 1206})
-"""A deadlock; a row that has changed since the snapshot; no room for locks. After these the whole transaction is undone.
+_UNDOING = frozenset({1213, 1020, 1206, REFUSED_BY_GROUP})
+"""A deadlock; a row that has changed since the snapshot; no room for locks; a conflict in a group. After these the whole
+transaction is undone.
 Source: row_mysql_handle_errors() in storage/innobase/row/row0mysql.cc.
 """
 
 
 def is_of_server(error: BaseException | None) -> bool:
-    """Whether it is an error of a driver for MariaDB that carries an error number."""
+    """Whether it is an error of a driver for MariaDB and MySQL that carries an error number."""
     return type(error).__module__.partition(".")[0] in DRIVERS and number_of(error) is not None
 
 

@@ -1,17 +1,16 @@
 """The settings that a MariaDB server and session must have. The server is asked once for each pooled connection."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, LargeBinary, bindparam, event, text
+from sqlalchemy import Connection, Engine, LargeBinary, TextClause, bindparam, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError, TimeoutError
 
 from outbox.errors import ConfigurationError, NoTransaction, OutboxError
 from outbox.sql.dialect import dialect_of
 from outbox.sql.mariadb.errors import LOCK_WAIT_TIMEOUT, leaves_cluster, number_of, undoes_transaction
-
-VERSION_MIN = (10, 6, 3)  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
 
 _CHECKED = "sqlalchemy-outbox mariadb"
 """The key in a pooled connection's `info` for a connection that was checked."""
@@ -31,42 +30,53 @@ _SETTINGS = text(
 ).bindparams(bindparam("bytes", b"", type_=LargeBinary))
 
 
-def require_settings(connection: Connection) -> None:
-    """Raise `ConfigurationError` unless the server is a MariaDB that the outbox runs on, the session writes what it is given, and
-    the transaction is at READ COMMITTED.
+class Server(NamedTuple):
+    """What to ask a server, and what it is called.
+
+    settings: asks for what `_check` reads. isolation: asks for the session's level. check: of what else each connection needs.
+    """
+
+    product: str
+    version_min: tuple[int, ...]
+    settings: TextClause
+    isolation: TextClause
+    check: Callable[[Connection], None]
+
+
+def require_settings(connection: Connection, server: Server) -> None:
+    """Raise `ConfigurationError` unless the server is one that the outbox runs on, the session writes what it is given, and the
+    transaction is at READ COMMITTED.
     """
     if was_undone(connection):
         raise NoTransaction(
-            "MariaDB has undone this transaction, after a deadlock with another one, or a part of it, after another error: roll"
-            " the session back and run the transaction again"
+            f"{server.product} has undone this transaction, after a deadlock with another one, or a part of it, after another"
+            " error: roll the session back and run the transaction again"
         )
     pooled: Any = connection.connection
     if _CHECKED not in pooled.info:
-        _check(connection)
-        pooled.info[_IS_GALERA] = _is_replicated(connection)
+        _require_driver(connection, server)
+        _check(connection, server)
+        server.check(connection)
         pooled.info[_CHECKED] = True
-    _require_read_committed(_level(connection))
+    _require_read_committed(_level(connection, server), server.product)
 
 
-def is_at_read_committed(connection: Connection) -> bool:
-    return _plain(_level(connection)) == "READ COMMITTED"
+def is_at_read_committed(connection: Connection, server: Server) -> bool:
+    return _plain(_level(connection, server)) == "READ COMMITTED"
 
 
-def _level(connection: Connection) -> str:
-    level: str = connection.get_execution_options().get("isolation_level") or _session_level(connection)
+def _level(connection: Connection, server: Server) -> str:
+    level: str = connection.get_execution_options().get("isolation_level") or _session_level(connection, server)
     return level
 
 
-def _session_level(connection: Connection) -> str:
+def _session_level(connection: Connection, server: Server) -> str:
     """The session's own level. Not asked while SQLAlchemy has set another one, which it resets when the pool gets it back."""
     pooled: Any = connection.connection
     if _LEVEL not in pooled.info:
-        pooled.info[_LEVEL] = connection.execute(ISOLATION).scalar_one()
+        pooled.info[_LEVEL] = connection.execute(server.isolation).scalar_one()
     level: str = pooled.info[_LEVEL]
     return level
-
-
-ISOLATION = text("SELECT @@tx_isolation")
 
 
 def is_galera_node(connection: Connection) -> bool:
@@ -121,20 +131,47 @@ class NodeLags(OutboxError, TimeoutError):
     """The server reports this wait as that for a row's lock, which another try with fewer rows might avoid."""
 
 
+def _note_galera(connection: Connection) -> None:
+    connection.connection.info[_IS_GALERA] = _is_replicated(connection)
+
+
 _REPLICATED = text(
     "SELECT variable_value = 'ON' FROM information_schema.session_variables WHERE variable_name = 'WSREP_ON'"
 )
 _APPLY_ALL = text("SET STATEMENT wsrep_sync_wait = 1 FOR SELECT 1")
 
 
-def _check(connection: Connection) -> None:
-    version, modes, undoes, bytes_as, by_statement, *character_sets = connection.execute(_SETTINGS).one()
+MARIADB = Server(
+    "MariaDB",
+    (10, 6, 3),  # the first stable release with SKIP LOCKED, and with an innodb_lock_wait_timeout of 0
+    _SETTINGS,
+    text("SELECT @@tx_isolation"),
+    _note_galera,
+)
+
+
+def _require_driver(connection: Connection, server: Server) -> None:
+    if (driver := connection.dialect.driver) not in _DRIVERS:
+        raise ConfigurationError(
+            f"the driver is {driver}, and the outbox runs on {server.product} with {', '.join(_DRIVERS)} only, whose errors it"
+            " knows: write +pymysql:// in the URL, or +asyncmy:// for asyncio"
+        )
+
+
+_DRIVERS = ("pymysql", "mysqldb", "asyncmy")
+"""As SQLAlchemy calls them: mysqldb is mysqlclient."""
+
+
+def _check(connection: Connection, server: Server) -> None:
+    version, modes, undoes, bytes_as, by_statement, *character_sets = connection.execute(server.settings).one()
     found = connection.dialect.server_version_info or ()
-    if tuple(found[:3]) < VERSION_MIN:
-        raise ConfigurationError(f"the outbox needs MariaDB {'.'.join(map(str, VERSION_MIN))} or later, not {version}")
+    if tuple(found[:3]) < server.version_min:
+        least = ".".join(map(str, server.version_min))
+        raise ConfigurationError(f"the outbox needs {server.product} {least} or later, not {version}")
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(modes.split(",")):
         raise ConfigurationError(
-            "sql_mode lacks STRICT_TRANS_TABLES, so MariaDB would cut off values that are too long: leave sql_mode at its default"
+            f"sql_mode lacks STRICT_TRANS_TABLES, so {server.product} would cut off values that are too long: leave sql_mode at"
+            " its default"
         )
     if any(mode in modes for mode in _OTHER_SQL):
         raise ConfigurationError(f"sql_mode has {' or '.join(_OTHER_SQL)}: leave it at its default")
@@ -162,14 +199,14 @@ _OTHER_SQL = ("NO_BACKSLASH_ESCAPES", "ANSI_QUOTES", "EMPTY_STRING_IS_NULL")
 """The modes in which the outbox's statements mean something else."""
 
 
-def _require_read_committed(level: str) -> None:
-    """At MariaDB's default, REPEATABLE READ, a transaction would not see what the last holder of a key's lock has committed, and
-    an index's gaps would be locked, so that transactions with different keys would deadlock. In autocommit each statement sees
-    what is committed.
+def _require_read_committed(level: str, product: str) -> None:
+    """At REPEATABLE READ, the servers' default, a transaction would not see what the last holder of a key's lock has committed,
+    and an index's gaps would be locked, so that transactions with different keys would deadlock. In autocommit each statement
+    sees what is committed.
     """
     if _plain(level) not in ("READ COMMITTED", "AUTOCOMMIT"):
         raise ConfigurationError(
-            f"the transaction is at {level}, and on MariaDB the outbox needs READ COMMITTED:"
+            f"the transaction is at {level}, and on {product} the outbox needs READ COMMITTED:"
             ' create_engine(url, isolation_level="READ COMMITTED")'
         )
 
@@ -184,8 +221,8 @@ _undone: WeakSet[Any] = WeakSet()
 
 
 def was_undone(connection: Connection) -> bool:
-    """Whether MariaDB has undone the connection's transaction. It accepts statements nevertheless, in a new transaction, so that
-    an app that catches the error could commit the second half of its work.
+    """Whether the server has undone the connection's transaction. It accepts statements nevertheless, in a new one, so that an
+    app that catches the error could commit the second half of its work.
     """
     return bool(_undone) and not _undone.isdisjoint((connection.get_transaction(), connection.get_nested_transaction()))
 

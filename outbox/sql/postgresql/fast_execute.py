@@ -127,15 +127,11 @@ def _executed(result: CursorResult[Any]) -> Executed:
 
 
 def _has_listeners(connection: Connection) -> bool:
-    """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library."""
+    """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library. SQLAlchemy calls no others for
+    a statement in the driver's SQL.
+    """
     events: Any = connection.dispatch
-    return bool(
-        events.before_cursor_execute
-        or events.after_cursor_execute
-        or events.before_execute
-        or events.after_execute
-        or connection.engine.echo
-    )
+    return bool(events.before_cursor_execute or events.after_cursor_execute or connection.engine.echo)
 
 
 @lru_cache(MAX_STATEMENTS)

@@ -9,7 +9,8 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.sql.dialect import dialect_rendered
 
-_LONG = 2**32 - 1  # MariaDB's own TEXT and BLOB hold 64 KiB; of this length they are LONGTEXT and LONGBLOB
+_SERVERS = ("mariadb", "mysql")
+_LONG = 2**32 - 1  # their own TEXT and BLOB hold 64 KiB; of this length they are LONGTEXT and LONGBLOB
 
 
 class _BinaryUuid(TypeDecorator[UUID]):
@@ -27,14 +28,14 @@ class _BinaryUuid(TypeDecorator[UUID]):
         return None if value is None else UUID(bytes=bytes(value))
 
 
-ID: Uuid[UUID] = Uuid().with_variant(_BinaryUuid(), "mariadb")
-LONG_TEXT = Text().with_variant(Text(_LONG), "mariadb")
-LONG_BINARY = LargeBinary().with_variant(LargeBinary(_LONG), "mariadb")
+ID: Uuid[UUID] = Uuid().with_variant(_BinaryUuid(), *_SERVERS)
+LONG_TEXT = Text().with_variant(Text(_LONG), *_SERVERS)
+LONG_BINARY = LargeBinary().with_variant(LargeBinary(_LONG), *_SERVERS)
 
 
 class Instant(TypeDecorator[datetime]):
     """An aware UTC datetime: `timestamptz` on PostgreSQL; whole microseconds since 1970 on SQLite, and DATETIME(6) in UTC on
-    MariaDB, which have no such type.
+    MariaDB and MySQL, which have no such type.
     """
 
     impl = DateTime

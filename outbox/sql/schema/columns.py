@@ -202,6 +202,29 @@ def callback() -> list[Any]:
     ]
 
 
+def schedule(prefix: str) -> list[Any]:
+    return [
+        Column("name", String(128), primary_key=True),
+        Column("expression", LONG_TEXT, nullable=False),  # of the dispatchers that enqueue its instants
+        Column("since", Instant, nullable=False),
+        # every instant up to it was enqueued or skipped: retention may delete the entries, and none is enqueued again
+        Column("enqueued_to", Instant, nullable=False),
+        Column("next_at", Instant),  # the first instant after it; NULL: there is none
+        Column(
+            "recent", LONG_TEXT, nullable=False
+        ),  # the last instants, as JSON: `dispatchers.store.records.schedules`
+        Column("paused", Boolean, nullable=False),
+        Column("paused_reason", LONG_TEXT),
+        Column("decided_by", String(255)),
+        Column("decided_at", Instant),
+        Column(
+            "triggered_at", Instant
+        ),  # when an operator has triggered it, until a dispatcher has called its function
+        Column("triggered_by", String(255)),
+        CheckConstraint("(triggered_at IS NULL) = (triggered_by IS NULL)", name=f"{prefix}schedule_triggered"),
+    ]
+
+
 def dispatcher() -> list[Any]:
     return [
         Column("id", ID, primary_key=True, autoincrement=False),  # of one run of a process
@@ -253,7 +276,8 @@ def audit(prefix: str) -> list[Any]:
         Column("count", Integer, nullable=False),
         Column("login", String(255)),  # of the database, as `outbox.migrations.role_guards` writes it
         CheckConstraint(
-            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database')",
+            "kind IN ('entry', 'entries', 'proposed_entry', 'destination', 'ordering_group', 'request', 'database',"
+            " 'schedule')",
             name=f"{prefix}audit_kind",
         ),
         CheckConstraint(

@@ -1,11 +1,10 @@
 """Checks and quotes the names of the outbox's tables. Pure."""
 
+from functools import cache
+
 from sqlalchemy import Dialect, MetaData, Table, make_url
 
 from outbox.errors import InvalidValue
-
-POSTGRESQL: Dialect = make_url("postgresql://").get_dialect()()
-"""The dialect for SQL as text, without a database."""
 
 MAX_NAME_BYTES = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
 MAX_PREFIX_BYTES = 32
@@ -32,6 +31,12 @@ def _check(field: str, value: object, bytes_min: int, max_bytes: int, way_out: s
         raise InvalidValue(field, value, f"must not contain any of {' '.join(FORBIDDEN)}")
 
 
+@cache
+def postgresql() -> Dialect:
+    """The dialect for SQL as text, without a database. An app on another database never loads it."""
+    return make_url("postgresql://").get_dialect()()
+
+
 def literal(value: str) -> str:
     """A text as a PostgreSQL literal."""
     return "'" + value.replace("'", "''") + "'"
@@ -44,4 +49,4 @@ def quoted(name: str, schema: str | None = None) -> str:
 
 def quoted_table(table: Table) -> str:
     """The quoted name of an existing table."""
-    return POSTGRESQL.identifier_preparer.format_table(table)
+    return postgresql().identifier_preparer.format_table(table)

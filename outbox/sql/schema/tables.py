@@ -39,6 +39,11 @@ header, or of the derivation of keys. It is not increased for a new table, index
 migrations' revisions count these.
 """
 
+ENCRYPTED_VERSION = 2
+"""The version of an entry with an encrypted payload. It is otherwise as in version 1, so an older release or a process without
+data keys leaves it to others.
+"""
+
 MAX_STATEMENTS = 256
 """How many built statements of one kind are cached. A process has one or a few sets of tables, each with a few statements."""
 
@@ -55,6 +60,7 @@ class Tables:
     destination: Table
     blocked_group: Table
     callback: Table
+    schedule: Table
     dispatcher: Table
     send_count: Table
     event: Table
@@ -79,6 +85,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         destination=Table(f"{prefix}destination", metadata, *columns.destination(prefix), schema=schema),
         blocked_group=Table(f"{prefix}blocked_group", metadata, *columns.blocked_group(), schema=schema),
         callback=Table(f"{prefix}callback", metadata, *columns.callback(), schema=schema),
+        schedule=Table(f"{prefix}schedule", metadata, *columns.schedule(prefix), schema=schema),
         dispatcher=Table(f"{prefix}dispatcher", metadata, *columns.dispatcher(), schema=schema),
         send_count=Table(f"{prefix}send_count", metadata, *columns.send_count(), schema=schema),
         event=Table(f"{prefix}event", metadata, *columns.event(prefix), schema=schema),

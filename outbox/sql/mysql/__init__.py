@@ -1,0 +1,1 @@
+"""MySQL: what differs from MariaDB."""
