@@ -6,6 +6,7 @@ Every method uses short transactions of its own, which are committed before anyt
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -20,9 +21,11 @@ from dispatchers.callbacks import AppTransactions, Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.state import FlowUpdate
+from dispatchers.periodic.schedules import Schedule, Tick
 from dispatchers.store.app_code import callback_registry
 from dispatchers.store.app_code.callback_plan import Calling, call_completed, call_settled
 from dispatchers.store.app_code.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
+from dispatchers.store.app_code.schedule_calls import call_tick
 from dispatchers.store.connections.guards import Guards, guard
 from dispatchers.store.connections.listener import Listener
 from dispatchers.store.connections.transactions import MAINTENANCE, Transactions
@@ -30,6 +33,7 @@ from dispatchers.store.protocol import Exchange, Survey
 from dispatchers.store.queue import claims_postgresql, claims_rows
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.queue.exchange import Exchanges, QueueSql
+from dispatchers.store.queue.sealed_entries import open_claimed, seal_endings
 from dispatchers.store.queue.stuck_groups import StuckGroups
 from dispatchers.store.queue.throttling import make_rows, read_flow_states
 from dispatchers.store.queue.unstarted_leases import read_leased
@@ -42,6 +46,7 @@ from dispatchers.store.records.queries import (
     next_accepted,
     request_lookups,
 )
+from dispatchers.threads import on_own_thread
 from dispatchers.transitions import ClaimedEntry, End, Ending, Release
 from outbox import migrations
 from outbox.configuration import Configuration
@@ -50,14 +55,16 @@ from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
 from outbox.sql.connections.engines import engine_of, url_of
 from outbox.sql.connections.forks import watch
 from outbox.sql.connections.requirements import require_schema
-from outbox.sql.deployment import record_secrets, require_usable
+from outbox.sql.deployment import record_data_keys, record_secrets, require_data_keys, require_usable
 from outbox.sql.dialect import Writes, dialect_of, dialect_of_url
 from outbox.sql.mariadb.settings import Unseen, apply_all
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 
 Result = TypeVar("Result")
 
 log = logging.getLogger("outbox.dispatcher")
+
+KEY_THREAD = "outbox-keys"
 
 SERVER_UNREADABLE = (
     "this role may not read the server's system identifier, timeline and log position, so failovers, and some restores and"
@@ -97,7 +104,8 @@ class DatabaseStore:
         sql: QueueSql = claims_postgresql if dialect.writes is Writes.ARRAYS else claims_rows
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
-        self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
+        run_one = partial(exchange, is_one_statement=True) if dialect.has_limits else None
+        self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards, run_one=run_one)
         self._takes_async_callbacks = self._async_engine is not None or callback_transactions is not None
         self._callbacks = CallbackTransactions(
             self._engine,
@@ -120,13 +128,36 @@ class DatabaseStore:
         flow_update = request.flow_update if request else None
         if flow_update is not None:
             await self._make_rows(flow_update)
-        exchange = await self._exchanges.exchange(settlements, request, read)
+        if request is not None and self._configuration.encryption is not None:
+            request = replace(request, readable=ENCRYPTED_VERSION)
+        exchange = await self._exchanges.exchange(await self._sealed(settlements), request, read)
         if flow_update is not None and exchange.flow_states is not None:
             asked = flow_update.decided.union(flow_update.news)
             self._made_rows -= (
                 asked - exchange.flow_states.of.keys()
             )  # another transaction has locked or deleted these rows
-        return exchange
+        return await self._opened(exchange) if exchange.claimed else exchange
+
+    async def _opened(self, exchange: Exchange) -> Exchange:
+        """The exchange with decrypted entries. A key service is called on a thread."""
+        encryption = self._configuration.encryption
+        if encryption is None:
+            return exchange
+        if encryption.calls_out:
+            claimed, unopened = await on_own_thread(KEY_THREAD, open_claimed, encryption, exchange.claimed)
+        else:
+            claimed, unopened = open_claimed(encryption, exchange.claimed)
+        return replace(exchange, claimed=claimed, unopened=unopened)
+
+    async def _sealed(self, settlements: Sequence[Ending]) -> Sequence[Ending]:
+        """The transitions with encrypted results."""
+        encryption = self._configuration.encrypting
+        if encryption is None or not settlements:
+            return settlements
+        if not encryption.calls_out:
+            return seal_endings(encryption, settlements)
+        sealed: Sequence[Ending] = await on_own_thread(KEY_THREAD, seal_endings, encryption, settlements)
+        return sealed
 
     async def _make_rows(self, flow_update: FlowUpdate) -> None:
         """Insert missing rows in a transaction without other locks: two that insert the same row wait for each other."""
@@ -175,9 +206,10 @@ class DatabaseStore:
 
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         read = self._callbacks_read  # before any wait: the caller has decided by this record
+        stored = await self._sealed([(entry, end)])
 
         def calling(connection: Connection, session: Session) -> Calling:
-            if not self._exchanges.settle(connection, [(entry, end)], self._callback_guards, read):
+            if not self._exchanges.settle(connection, stored, self._callback_guards, read):
                 return False
             return (yield from call_settled(connection, self._configuration, session, entry, end, calls))
 
@@ -211,6 +243,12 @@ class DatabaseStore:
         return await self._run(
             lambda connection: request_lookups(connection, self.tables, wanted, fencing_delay, after)
         )
+
+    async def call_schedule(self, schedule: Schedule, tick: Tick) -> bool:
+        def calling(connection: Connection, session: Session) -> Calling:
+            return call_tick(connection, self._configuration, session, schedule, tick)
+
+        return await self._callbacks.run(calling)
 
     async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         def work(connection: Connection) -> IdentityCheck:
@@ -254,10 +292,16 @@ class DatabaseStore:
         schema, prefix = self._configuration.schema, self._configuration.prefix
         await self._run(partial(migrations.check, schema=schema, prefix=prefix))
         await self._run(lambda connection: require_usable(connection, self.tables, env, keyring))
+        encryption = self._configuration.encryption
+        if encryption is not None and encryption.checks:
+            await self._run(lambda connection: require_data_keys(connection, self.tables, encryption))
         await self._callbacks.require_same_database()
 
     async def record_secrets(self, keyring: Keyring) -> None:
         await self._run(lambda connection: record_secrets(connection, self.tables, keyring))
+        encryption = self._configuration.encryption
+        if encryption is not None and encryption.checks:
+            await self._run(lambda connection: record_data_keys(connection, self.tables, encryption))
 
     async def close(self) -> None:
         """Close the pooled connections, unless the app passed the engine in."""

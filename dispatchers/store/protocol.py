@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
+from dispatchers.periodic.schedules import Schedule, Tick
 from dispatchers.store.connections.listener import Listener
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.records.queries import Accepted, Wanted
@@ -44,6 +45,7 @@ class Exchange:
     postponed: leases that could not be settled now, because another transaction has locked a row. They are still valid.
     ended: the state of each entry that had a settlement and was still in the queue. Its queue row was removed.
     flow_states: the destinations whose rows were locked for the request's `flow_update`. No news was stored for the others.
+    unopened: why claimed entries cannot be decrypted by this process. They are not sent.
     error: why the exchange ended early, although settlements are stored. Nothing was claimed.
     unstored: the leases to settle again.
     """
@@ -54,6 +56,7 @@ class Exchange:
     flow_states: FlowStates | None = None
     postponed: frozenset[Lease] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
+    unopened: Mapping[UUID, str] = field(default_factory=dict)
     error: Exception | None = None
     unstored: frozenset[Lease] = frozenset()
 
@@ -109,6 +112,14 @@ class Store(Protocol):
         """Run the completion of an accepted request and store its response. Returns False if an entry has not ended yet.
 
         Raises the same errors as `settle_with`.
+        """
+        ...
+
+    async def call_schedule(self, schedule: Schedule, tick: Tick) -> bool:
+        """Call the schedule's function for an instant, and record the instant in the same transaction. Returns False if another
+        dispatcher has recorded it, or is calling it now.
+
+        Raises `CallbackFailed`, and what the database raises; nothing is changed then.
         """
         ...
 

@@ -22,6 +22,7 @@ from dispatchers.callbacks import (
     prepare,
     require_no_awaitable,
 )
+from dispatchers.periodic.schedules import TickFunction
 from dispatchers.store.app_code.own_transaction import begin, guarded, require_intact
 from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
@@ -33,7 +34,7 @@ from outbox.sql.dialect import dialect_of
 class Call(NamedTuple):
     """A call of the app's function with the session and `argument`. failure: the exception class to raise if it fails."""
 
-    function: Function
+    function: Function | TickFunction
     argument: Any
     failure: type[CallbackFailed] = CallbackFailed
 
@@ -73,7 +74,7 @@ def call_completed(
     yield Call(function, completed, CompletionFailed)
     with named_failures(connection, CompletionFailed):
         response = final_response(completed)
-    answer_accepted(connection, configuration.tables, row, response)
+    answer_accepted(connection, configuration, row, response)
     return True
 
 
@@ -84,6 +85,7 @@ def call_at_once(session: Session, connection: Connection, call: Call, call_func
     """
     with named_failures(connection, call.failure):
         begin(connection)
+        session.connection()  # so that its rollback is one of the transaction, also before its first statement
         with guarded(connection):
             if call_function is None:
                 answer = call.function(session, call.argument)

@@ -263,6 +263,7 @@ class CallbackTransactions:
                         continue
                     with named_failures(sync_connection, call.failure):
                         await connection.run_sync(begin_own)
+                        await session.connection()  # as in `call_at_once`
                         with guarded(sync_connection):
                             await call.function(session, call.argument)
                             await session.run_sync(flush_all)

@@ -6,6 +6,8 @@ Such a wait would never end: the proxy still acknowledges the data, so TCP does 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,6 +32,7 @@ class DatabaseSilent(TimeoutError):
     """The database did not answer, and the work did not end when its connection was dropped."""
 
 
+Working: TypeAlias = "asyncio.Future[Any] | Future[Any]"
 Step: TypeAlias = tuple[float, Callable[[], None]]
 """Seconds after the step before, and what to call then."""
 
@@ -62,14 +65,18 @@ class Silence:
         if self._is_given_up:
             raise DatabaseSilent("the database answered after this process had stopped waiting")
 
-    async def wait(self, working: "asyncio.Future[Any]", given_up: Callable[[], None]) -> Any:
-        """The result of `working`. Raises `DatabaseSilent` if the work does not end after its connection was dropped.
+    async def wait(self, working: "Working", given_up: Callable[[], None]) -> Any:
+        """The result of `working`, a task or the future of a thread. Raises `DatabaseSilent` if the work does not end after its
+        connection was dropped.
 
         given_up: called when the wait is given up.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        working.add_done_callback(lambda done: _pass_on(done, answer))
+        if isinstance(working, Future):  # `asyncio.wrap_future` would take one more turn of the event loop
+            working.add_done_callback(partial(_pass_to_loop, loop, answer))
+        else:
+            working.add_done_callback(partial(_pass_on, answer))
         limits = self._timeouts
         steps: list[Step] = [
             (limits.report, self._report),
@@ -147,7 +154,12 @@ class _Timer:
         self._handle.cancel()
 
 
-def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None:
+def _pass_to_loop(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", done: "Future[Any]") -> None:
+    with suppress(RuntimeError):  # the event loop was closed, so nothing waits for the answer
+        loop.call_soon_threadsafe(_pass_on, answer, done)
+
+
+def _pass_on(answer: "asyncio.Future[Any]", done: "Working") -> None:
     if done.cancelled():
         answer.cancel()
     elif answer.done():

@@ -23,7 +23,7 @@ from outbox.sql.postgresql.bulk_values import Batch, Shape, batch_query, typed_c
 from outbox.sql.postgresql.fast_execute import execute
 from outbox.sql.schema.functions import suspended_sql
 from outbox.sql.schema.identifiers import quoted_table
-from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.times import NEVER
 
 MAX_LIMITS = 3  # different LIMITs in one claim, because each needs a statement of its own
@@ -122,11 +122,9 @@ def _lease(
     wanted = request.quotas
     found = execute(
         connection,
-        _claim_statement(tables, request.completions, _words(request.forms), due),
-        {
-            "names": [quota.destination for quota in wanted],
-            "due_from": [quota.due_from for quota in wanted],
-            "admitted": [quota.admitted for quota in wanted],
+        _claim_statement(tables, request.completions, request.forms.words, due),
+        _asked(wanted, due)
+        | {
             "most": request.max_entries,
             "cutoff": request.cutoff,
             "token": request.token,
@@ -134,13 +132,25 @@ def _lease(
             "seen": request.seen,
             "called": summary(request.callbacks),
         }
-        | ({"forms": json.dumps(dict(request.forms))} if request.forms else {})
+        | ({"forms": request.forms.json} if request.forms else {})
         | _unserved_parameters(request)
         | ({} if request.only is None else {"only": list(request.only)})
         | given,
         before=None if guards is None else guarding(guards),
     )
     return [claimed_entry(row, request.token) for row in found.rows]
+
+
+def _asked(quotas: Sequence[Quota], due: str) -> dict[str, Any]:
+    """The destinations as parameters. psycopg converts an array many times slower than its only value."""
+    if due is _OLDEST_OF_ONE:
+        (quota,) = quotas
+        return {"name": quota.destination, "due_from": quota.due_from, "admitted": quota.admitted}
+    return {
+        "names": [quota.destination for quota in quotas],
+        "due_from": [quota.due_from for quota in quotas],
+        "admitted": [quota.admitted for quota in quotas],
+    }
 
 
 def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
         "recent": [quota.recent for quota in request.quotas],
         "unserved": list(request.unserved),
         "cancelled": CANCELLED_PATTERN,
-        "readable": SCHEMA_VERSION,
+        "readable": request.readable,
     }
 
 
@@ -255,6 +265,11 @@ _KNOWN = """{quotas} CROSS JOIN LATERAL (
 _QUOTAS = """unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:admitted AS boolean[]))
                     AS d(name, due_from, admitted)"""
 
+_QUOTA = """(SELECT CAST(:name AS text) AS name, CAST(:due_from AS timestamptz) AS due_from,
+                    CAST(:admitted AS boolean) AS admitted) AS d"""
+
+_OLDEST_OF_ONE = _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTA, since="d.due_from", served="")
+
 _RECENT_QUOTAS = """unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:admitted AS boolean[]),
                     CAST(:recent AS interval[])) AS d(name, due_from, admitted, recent)"""
 
@@ -272,6 +287,8 @@ _SHARES = f"""{_QUOTAS},
 
 def _oldest(request: ClaimRequest) -> str:
     """The due entries, oldest first. Entries that this process cannot serve are passed over, and read again only sometimes."""
+    if request.unserved is None and request.only is None and len(request.quotas) == 1:
+        return _OLDEST_OF_ONE
     if request.unserved is None:
         return _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTAS, since="d.due_from", served=_only(request))
     since, served = "GREATEST(d.due_from, now() - d.recent)", SERVED + _only(request)
@@ -334,14 +351,16 @@ def _claim_statement(tables: Tables, completions: bool, words: tuple[int, ...], 
 
 
 def _form(words: Sequence[int]) -> str:
-    """The form of the longest prefix with so many words that is registered. A subquery would run once for each entry."""
+    """The form of the longest prefix with so many words that is registered.
+
+    The server parses the JSON once, in a subquery that depends on no row. One that did would run once for each entry.
+    """
     prefixes = (f"array_to_string((string_to_array(e.operation, '.'))[1:{count}], '.')" for count in words)
-    return f"COALESCE({', '.join(f'CAST(:forms AS jsonb) ->> {prefix}' for prefix in prefixes)})" if words else "NULL"
-
-
-def _words(forms: Mapping[str, str]) -> tuple[int, ...]:
-    """How many words the prefixes have, the most first."""
-    return tuple(sorted({prefix.count(".") + 1 for prefix in forms}, reverse=True))
+    return (
+        f"COALESCE({', '.join(f'(SELECT CAST(:forms AS jsonb)) ->> {prefix}' for prefix in prefixes)})"
+        if words
+        else "NULL"
+    )
 
 
 @lru_cache(MAX_STATEMENTS)

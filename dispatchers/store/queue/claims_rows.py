@@ -1,7 +1,7 @@
 """Claim and settle row by row, for databases without arrays and UPDATE ... RETURNING: a few statements for a batch.
 
 `claims_postgresql` explains the rules, which are equal. The same tests run for both modules. The statements are in
-`rows_plain`, and as text in `rows_mariadb`.
+`rows_plain`, and as text in `rows_mariadb` and `rows_mysql`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.names import prefixes
 from dispatchers.store.app_code import callback_registry
 from dispatchers.store.connections.guards import GUARDS, Guards
-from dispatchers.store.queue import rows_mariadb, rows_plain
+from dispatchers.store.queue import rows_mariadb, rows_mysql, rows_plain
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.store.queue.claimed_row import Lease, LockedRow, leased_entry
 from dispatchers.store.queue.fair_share import read_backlog
@@ -88,7 +88,14 @@ class RowsSql(Protocol):
 
 
 def _sql(connection: Connection) -> RowsSql:
-    return rows_mariadb if dialect_of(connection).writes is Writes.COMPOUND else rows_plain
+    return _MODULES.get(dialect_of(connection).writes, rows_plain)
+
+
+_MODULES: dict[Writes, RowsSql] = {
+    Writes.COMPOUND: rows_mariadb,
+    Writes.BATCHES: rows_mysql,
+}
+"""The databases with statements of their own. The plain ones run on each of the others."""
 
 
 def claim(

@@ -71,10 +71,23 @@ class QueueSql(Protocol):
 
 
 class Exchanges:
-    """Settles and claims. run: runs work in a transaction. sql: the module that claims and settles on this database."""
+    """Settles and claims. run: runs work in a transaction. sql: the module that claims and settles on this database.
 
-    def __init__(self, run: Run, tables: Tables, sql: QueueSql, rounds: FairCursor, guards: Guards) -> None:
+    run_one: runs work that is one statement; None if no work is, as on databases that settle with several statements.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tables: Tables,
+        sql: QueueSql,
+        rounds: FairCursor,
+        guards: Guards,
+        *,
+        run_one: Run | None = None,
+    ) -> None:
         self._run = partial(run_seeing_all, run)
+        self._run_one = run_one
         self._tables = tables
         self._sql = sql
         self._rounds = rounds
@@ -93,7 +106,7 @@ class Exchanges:
         postponed: set[Lease] = set()
         while True:
             try:
-                exchange = await self._run(partial(self._work, left, request, callbacks_read))
+                exchange = await self._at_once(left, request, callbacks_read)
             except NextIsLocked as locked:
                 postponed |= locked.leases
                 left = [ending for ending in left if ending[0].lease not in locked.leases]
@@ -109,6 +122,34 @@ class Exchanges:
                 break
         report_ended(exchange.ended)
         return replace(exchange, postponed=exchange.postponed | postponed) if postponed else exchange
+
+    async def _at_once(
+        self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None
+    ) -> Exchange:
+        alone = await self._settle_one(settlements, request, callbacks_read)
+        if alone is not None:
+            return alone
+        whole: Exchange = await self._run(partial(self._work, settlements, request, callbacks_read))
+        return whole
+
+    async def _settle_one(
+        self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None
+    ) -> Exchange | None:
+        """Settle a single entry, if one statement is all there is to do. None if there is more, or if the statement changed
+        nothing: a transaction must find out why.
+        """
+        claims = request is not None and (request.quotas or request.flow_update is not None)
+        if self._run_one is None or claims or len(settlements) != 1:
+            return None
+        entry = settlements[0][0]
+        if entry.position is not None:  # its group is advanced in the same transaction
+            return None
+
+        def work(connection: Connection) -> set[UUID]:
+            return self._sql.settle(connection, self._tables, settlements, self._guards, callbacks_read)
+
+        settled: set[UUID] = await self._run_one(work)
+        return Exchange({entry.lease}) if settled else None
 
     def _work(
         self,
@@ -158,7 +199,8 @@ class Exchanges:
         settled: set[Lease] = set()
         for part in _one_of_each(settlements):
             ids = self._sql.settle(connection, self._tables, part, guards, callbacks_read)
-            settled.update([entry.lease for entry, _ in part if entry.id in ids])
+            ended = part if len(ids) == len(part) else [ending for ending in part if ending[0].id in ids]
+            settled.update([entry.lease for entry, _ in ended])
         if len(settled) < len(settlements):
             now = callback_registry.summary(callback_registry.read(connection, self._tables))
             if callbacks_read not in (None, now):
@@ -365,6 +407,8 @@ def _one_of_each(settlements: Sequence[Ending]) -> list[Sequence[Ending]]:
     """The settlements in parts with at most one of each entry, in their order. A process that lost a lease and claimed the entry
     again may have two: each one must see what the other has changed.
     """
+    if len({entry.id.int for entry, _ in settlements}) == len(settlements):  # an int's hash takes no Python code
+        return [settlements]
     parts: list[dict[UUID, Ending]] = []
     for ending in settlements:
         id = ending[0].id

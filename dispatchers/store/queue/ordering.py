@@ -7,10 +7,11 @@ statement here.
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, select, update
 
 from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.transitions import (
@@ -28,7 +29,7 @@ from outbox.sql.clock import clock, later
 from outbox.sql.dialect import dialect_of
 from outbox.sql.key_locks import certify
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.times import MICROSECOND, NEVER
 
 log = logging.getLogger("outbox.dispatcher")
@@ -49,7 +50,8 @@ def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]
     ordered = [entry for entry in claimed if entry.position is not None and entry.outcome.known is None]
     if not ordered:
         return Sorted(claimed, [])
-    groups = {row.ordering_key: row for row in connection.execute(_heads(tables, [entry.id for entry in ordered]))}
+    ids = [entry.id for entry in ordered]
+    groups = {row.ordering_key: row for row in connection.execute(_heads(tables), {"ids": ids})}
     of = {entry.id: groups[entry.ordering_key] for entry in ordered}
     blocks = {entry.id: of[entry.id].blocked_by for entry in ordered if _is_blocked(entry, of[entry.id])}
     heads = {id: group.head for id, group in of.items() if id not in blocks and group.head != id}
@@ -69,14 +71,20 @@ def _waits(head: UUID, is_touched: bool) -> Release:
     )
 
 
-def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
-    """For each group of these entries: its first entry that is not uncertain, and the entry that blocks the group.
+@lru_cache(MAX_STATEMENTS)
+def _heads(tables: Tables) -> Any:
+    """For each group of the entries `ids`: its first entry that is not uncertain, and the entry that blocks the group.
 
     It searches once for each group, not for each entry, because a search reads dead rows that vacuum could not remove yet.
     """
     queue, blocked = tables.queue, tables.blocked_group
     first, blocking = queue.alias("first"), queue.alias("blocking")
-    group = select(queue.c.ordering_key).where(queue.c.id.in_(ids)).distinct().subquery("ordering_group")
+    group = (
+        select(queue.c.ordering_key)
+        .where(queue.c.id.in_(bindparam("ids", expanding=True)))
+        .distinct()
+        .subquery("ordering_group")
+    )
     head = (
         select(first.c.id)
         .where(first.c.ordering_key == group.c.ordering_key, first.c.state != "uncertain")

@@ -49,8 +49,7 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
     match change:
         case Release(delay=delay):  # the row becomes what it was before the claim
             state = _state_before(entry)
-            write = entry.outcome.with_reason if change.served else entry.outcome.with_unserved_reason
-            outcome = write(change.reason) if change.shown else None
+            outcome = _reason_of_release(entry, change) if change.shown else None
             resets_age = state == "pending"
             return _as_it_was(entry)._replace(
                 state=state,
@@ -150,3 +149,11 @@ def _known(end: End) -> Known:
         attempts = None if end.decided else end.attempts
         return Known(state=end.state, attempts=attempts, result=end.result, reason=end.reason, looked_up=end.looked_up)
     return Known(state="uncertain", attempts=end.attempts, reason=end.reason, stored=end.stored)
+
+
+def _reason_of_release(entry: ClaimedEntry, change: Release) -> str | None:
+    if change.unread:
+        return entry.outcome.with_unread_reason(change.reason)
+    if change.served:
+        return entry.outcome.with_reason(change.reason)
+    return entry.outcome.with_unserved_reason(change.reason)

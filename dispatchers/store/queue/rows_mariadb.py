@@ -1,5 +1,7 @@
 """The statements of `claims_rows` for MariaDB, as text: to build them in SQLAlchemy took several times as long as to run them.
 
+MySQL has all of them but those that end a batch: `rows_mysql`.
+
 Each batch takes few statements, because while a thread waits for an answer others take Python's lock, and it waits again until
 they leave it: one SELECT reads all that a claim needs, and a compound statement ends a batch. The text has ids as hexadecimal
 literals, because the driver needs several microseconds for each parameter.
@@ -22,10 +24,10 @@ from dispatchers.store.queue.claimed_row import Lease, LockedRow
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import database_now
-from outbox.sql.mariadb.entry import run_compound
-from outbox.sql.mariadb.statistics import TIMELINE
-from outbox.sql.schema.tables import MAX_STATEMENTS, SCHEMA_VERSION, Tables
-from outbox.sql.statements import DELETE_BY_INDEX
+from outbox.sql.dialect import dialect_rendered
+from outbox.sql.mariadb.entry import run_counted
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
+from outbox.sql.statements import deletion
 from outbox.times import MICROSECOND, NEVER
 
 ENDS_ALONE: bool = True
@@ -59,10 +61,10 @@ def lock_due(
     Only the inner SELECT locks: a lock on the join would lock the entries' own rows too. Its index is forced: by another one, as
     MariaDB may prefer while the table is small, it would lock all due rows before it sorts them.
     """
-    names = _Names.of(connection, tables)
+    names = Names.of(connection, tables)
     conditions, parameters = _due(names, quota, request, scope)
     reading = names.reading.format(index=names.index(quota, scope), conditions=" AND ".join(conditions))
-    found = _run(connection, reading, (*parameters, quota.permits)).all()
+    found = run(connection, reading, (*parameters, quota.permits)).all()
     if not found:
         return [], NEVER
     outcomes = _read_outcomes(connection, names, [row[0] for row in found if row[_OUTCOME]])
@@ -70,15 +72,15 @@ def lock_due(
     return sorted(rows, key=attrgetter("queued_at")), datetime.fromisoformat(found[0][-1])
 
 
-def _read_outcomes(connection: Connection, names: "_Names", ids: Sequence[bytes]) -> dict[bytes, str]:
+def _read_outcomes(connection: Connection, names: "Names", ids: Sequence[bytes]) -> dict[bytes, str]:
     """The outcomes of locked rows. Few rows have one, and a long one would make a claim's inner SELECT write rows to a file."""
     if not ids:
         return {}
-    found = _run(connection, f"SELECT id, outcome FROM {names.queue} WHERE id IN ({_literals(ids)})")
+    found = run(connection, f"SELECT id, outcome FROM {names.queue} WHERE id IN ({literals(ids)})")
     return {row[0]: row[1] for row in found}
 
 
-def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list[str], list[Any]]:
+def _allowed(names: "Names", quota: Quota, request: ClaimRequest) -> tuple[list[str], list[Any]]:
     """The conditions under which entries of a destination may be claimed now, as `is_throttled` has it."""
     conditions = [f"NOT EXISTS ({names.suspended})", f"{names.number} >= %s"]
     parameters: list[Any] = [request.seen]
@@ -88,7 +90,7 @@ def _allowed(names: "_Names", quota: Quota, request: ClaimRequest) -> tuple[list
     return conditions, parameters
 
 
-def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
+def _due(names: "Names", quota: Quota, request: ClaimRequest, scope: str | None) -> tuple[list[str], list[Any]]:
     """The condition `claimable_at`, with what allows claims at all, and what this process serves and may call."""
     conditions, parameters = _allowed(names, quota, request)
     column = "known" if quota.known else "destination"
@@ -109,9 +111,9 @@ def _due(names: "_Names", quota: Quota, request: ClaimRequest, scope: str | None
             f"SELECT 1 FROM {names.entry} AS e WHERE e.id = {names.queue}.id AND ({operations}schema_version > %s)"
         )
         conditions.append(f"(outcome LIKE %s OR NOT EXISTS ({unserved}))")
-        parameters += [CANCELLED_PATTERN, *request.unserved, SCHEMA_VERSION]
+        parameters += [CANCELLED_PATTERN, *request.unserved, request.readable]
     if request.only is not None:
-        conditions.append(f"id IN ({_literals(id.bytes for id in request.only) or 'NULL'})")
+        conditions.append(f"id IN ({literals(id.bytes for id in request.only) or 'NULL'})")
     if request.callbacks:
         conditions.append(f"(callback IS NULL OR callback IN ({_marks(request.callbacks)}))")
         parameters += sorted(request.callbacks)
@@ -124,16 +126,16 @@ def lease(
     connection: Connection, tables: Tables, ids: Sequence[UUID], lease: Lease, request: ClaimRequest, now: datetime
 ) -> None:
     """Lease these rows, which are locked."""
-    names = _Names.of(connection, tables)
+    names = Names.of(connection, tables)
     change = (
-        f"UPDATE {names.queue} SET state = 'sending', lease_until = %s, lease_token = {_literals([request.token.bytes])},"
+        f"UPDATE {names.queue} SET state = 'sending', lease_until = %s, lease_token = {literals([request.token.bytes])},"
         " leased_at = %s, first_leased_at = COALESCE(first_leased_at, %s), deliveries = deliveries + 1,"
         " attempts = attempts + %s, maybe_sent = %s, in_doubt_since = %s, sent_as = %s"
-        f" WHERE id IN ({_literals(id.bytes for id in ids)})"
+        f" WHERE id IN ({literals(id.bytes for id in ids)})"
     )
     at, until = _naive(now), _naive(now + request.lease)
     doubt = None if lease.in_doubt_since is None else _naive(lease.in_doubt_since)
-    _run(connection, change, (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as))
+    run(connection, change, (until, at, at, int(lease.taken_over), lease.maybe_sent, doubt, lease.sent_as))
 
 
 # --- settle
@@ -151,30 +153,52 @@ def end(
     It settles nothing if the recorded callbacks are not `callbacks`. The INSERT comes first: it locks the queue rows, checks the
     leases, and takes over what the settlements keep of the rows. If it leaves some out, another statement deletes the queue rows.
     """
-    names = _Names.of(connection, tables)
+    names = Names.of(connection, tables)
+    settled: set[UUID] = set()
+    for part in parts(names, ended, callbacks):
+        ids = literals(id.bytes for id in part.ids)
+        insertion = names.insertion.format(outcomes=", ".join(part.rows), state=part.state, ours=part.ours)
+        statement = (
+            f"BEGIN NOT ATOMIC IF {part.unchanged} THEN {insertion};"
+            f" IF ROW_COUNT() = {len(part.ids)} THEN {names.deletion} WHERE id IN ({ids}); END IF; ELSE DO 0; END IF; END"
+        )
+        written = run_counted(connection, statement, (*part.recorded, *part.texts))
+        if written >= len(part.ids):  # otherwise it has deleted nothing, so `written` is what it has inserted
+            settled.update(part.ids)
+        elif written:
+            deleting = f"{names.deletion} WHERE id IN ({ids}) AND {names.ended} RETURNING id"
+            settled.update([UUID(bytes=row[0]) for row in run(connection, deleting)])
+    return settled
+
+
+class Part(NamedTuple):
+    """Entries that one statement ends, as text: a row for each of them, and the conditions.
+
+    unchanged: that the recorded callbacks are those that are expected. ours: that a queue row is still that of the claim.
+    recorded, texts: the parameters of `unchanged`, and of the rows.
+    """
+
+    ids: list[UUID]
+    rows: list[str]
+    state: str
+    unchanged: str
+    ours: str
+    recorded: tuple[Any, ...]
+    texts: tuple[str, ...]
+
+
+def parts(names: "Names", ended: Sequence[tuple[ClaimedEntry, Settle]], callbacks: str | None) -> Iterator[Part]:
+    """The entries in parts, none of which has more text than a statement may have."""
     entry, change = ended[0]
     ours = f"q.lease_token = X'{entry.lease_token.hex}' AND NOT EXISTS ({names.suspended})"
     if change.state == "delivered":
         ours = f"({ours}) OR (q.key_epoch = {int(entry.key_epoch)} AND q.state IN ('sending', 'retry', 'uncertain'))"
     recorded = () if callbacks is None else (len(callbacks.split(",")) if callbacks else 0, callbacks)
-    settled: set[UUID] = set()
-    for part in _parts([_outcome(*ending) for ending in ended]):
-        ids = _literals(outcome.id.bytes for outcome in part)
-        statement = names.ending.format(
-            unchanged="TRUE" if callbacks is None else names.unchanged,
-            outcomes=", ".join([outcome.text for outcome in part]),
-            state=change.state,
-            ours=ours,
-            count=len(part),
-            ids=ids,
-        )
-        texts = [text for outcome in part for text in outcome.texts]
-        written = run_compound(connection, statement, (*recorded, *texts))
-        if written >= len(part):  # otherwise it has deleted nothing, so `written` is what it has inserted
-            settled.update([outcome.id for outcome in part])
-        elif written:
-            settled.update([UUID(bytes=row[0]) for row in _run(connection, names.deleting.format(ids=ids))])
-    return settled
+    unchanged = "TRUE" if callbacks is None else names.unchanged
+    for some in _parts([_outcome(*ending) for ending in ended]):
+        ids, rows = [outcome.id for outcome in some], [outcome.text for outcome in some]
+        texts = tuple(text for outcome in some for text in outcome.texts)
+        yield Part(ids, rows, change.state, unchanged, ours, recorded, texts)
 
 
 class _Outcome(NamedTuple):
@@ -208,18 +232,19 @@ def _parts(outcomes: Sequence[_Outcome]) -> Iterator[list[_Outcome]]:
 # --- text and values
 
 
-class _Names:
+class Names:
     """The names of the tables, and the statements that do not vary."""
 
     def __init__(self, dialect: Dialect, tables: Tables) -> None:
         def name(table: Table) -> str:
             return dialect.identifier_preparer.format_table(table)
 
-        self.queue, self.entry = name(tables.queue), name(tables.entry)
+        self.queue, self.entry, self.settlement = name(tables.queue), name(tables.entry), name(tables.settlement)
         quote = dialect.identifier_preparer.quote
         self._indexes = {name: quote(f"{tables.queue.name}_{name}") for name in ("due", "fair", "known")}
         self.suspended = (
-            f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL OR timeline <> {TIMELINE}"
+            f"SELECT 1 FROM {name(tables.meta)} WHERE suspended_reason IS NOT NULL"
+            f" OR timeline <> {dialect_rendered(dialect).timeline}"
         )
         self.number = f"COALESCE((SELECT number FROM {name(tables.meta)}), 0)"
         self.throttled = (
@@ -232,38 +257,33 @@ class _Names:
             " WHERE {conditions} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) AS q"
             f" JOIN {self.entry} AS e ON e.id = q.id"
             f" LEFT JOIN {name(tables.record)} AS r ON r.id = e.record_id AND r.state = 'accepted'"
-            f" LEFT JOIN {name(tables.settlement)} AS s ON s.id = q.id"
+            f" LEFT JOIN {self.settlement} AS s ON s.id = q.id"
         )
         self.unchanged = (
             "(SELECT COUNT(*) = %s AND COUNT(*) = COALESCE(SUM(FIND_IN_SET(c.name, %s) > 0), 0)"
             f" FROM {name(tables.callback)} AS c)"
         )
-        self.ending = (
-            f"BEGIN NOT ATOMIC IF {{unchanged}} THEN INSERT INTO {name(tables.settlement)}"
-            " (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)"
+        self.insertion = (
+            f"INSERT INTO {self.settlement} (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)"
             " WITH o (id, attempts, result, reason) AS (VALUES {outcomes})"
             " SELECT STRAIGHT_JOIN q.id, '{state}', o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts),"
-            f" q.key_epoch, UTC_TIMESTAMP(6) FROM o JOIN {self.queue} AS q ON q.id = o.id WHERE {{ours}} FOR UPDATE;"
-            f" IF ROW_COUNT() = {{count}} THEN {DELETE_BY_INDEX}DELETE FROM {self.queue} WHERE id IN ({{ids}}); END IF;"
-            " ELSE DO 0; END IF; END"
+            f" q.key_epoch, UTC_TIMESTAMP(6) FROM o JOIN {self.queue} AS q ON q.id = o.id WHERE {{ours}} FOR UPDATE"
         )
-        self.deleting = (
-            f"{DELETE_BY_INDEX}DELETE FROM {self.queue} WHERE id IN ({{ids}})"
-            f" AND EXISTS (SELECT 1 FROM {name(tables.settlement)} AS s WHERE s.id = {self.queue}.id) RETURNING id"
-        )
+        self.deletion = deletion(dialect, tables.queue.c.id)
+        self.ended = f"EXISTS (SELECT 1 FROM {self.settlement} AS s WHERE s.id = {self.queue}.id)"
 
     def index(self, quota: Quota, scope: str | None) -> str:
         """The index that serves the claim."""
         return self._indexes["known" if quota.known else "due" if scope is None else "fair"]
 
     @staticmethod
-    def of(connection: Connection, tables: Tables) -> "_Names":
+    def of(connection: Connection, tables: Tables) -> "Names":
         return _names(connection.dialect, tables)
 
 
 @lru_cache(MAX_STATEMENTS)
-def _names(dialect: Dialect, tables: Tables) -> _Names:
-    return _Names(dialect, tables)
+def _names(dialect: Dialect, tables: Tables) -> Names:
+    return Names(dialect, tables)
 
 
 def _text_of(instant: str) -> str:
@@ -297,11 +317,11 @@ def _locked_row(row: Sequence[Any], outcomes: Mapping[bytes, str]) -> LockedRow:
     return LockedRow._make(values)
 
 
-def _run(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> Any:
+def run(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> Any:
     return connection.exec_driver_sql(statement, parameters)
 
 
-def _literals(ids: Iterable[bytes]) -> str:
+def literals(ids: Iterable[bytes]) -> str:
     return ", ".join([f"X'{id.hex()}'" for id in ids])
 
 

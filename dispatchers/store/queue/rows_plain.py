@@ -32,7 +32,7 @@ from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.clock import clock
 from outbox.sql.schema.column_types import Instant
-from outbox.sql.schema.tables import SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import Tables
 
 CANDIDATES = 4  # for each entry that is claimed in the portable mode after a conflict
 
@@ -104,7 +104,7 @@ def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
     entry, queue = tables.entry, tables.queue
     if request.unserved is None:
         return []
-    unserved = or_(entry.c.operation.in_(request.unserved), entry.c.schema_version > SCHEMA_VERSION)
+    unserved = or_(entry.c.operation.in_(request.unserved), entry.c.schema_version > request.readable)
     return [or_(queue.c.outcome.like(CANCELLED_PATTERN), ~exists().where(entry.c.id == queue.c.id, unserved))]
 
 

@@ -21,7 +21,9 @@ KEPT_FOR = timedelta(hours=1)  # the row of a crashed process
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The report of a process about itself. declared: its settings and operations, as JSON, with what is used up."""
+    """The report of a process about itself. declared: its settings, operations and schedules, as JSON, with what is used up and
+    the next instants of the schedules.
+    """
 
     id: UUID
     host: str
@@ -40,6 +42,7 @@ class DispatcherSeen:
     is_readable: whether this release can read its settings. Another release may write them otherwise; `operations` and `settings`
         are then empty.
     used_up: the settings whose budgets were used up, each with the destinations that waited for that; none means all.
+    upcoming: the next instants of each of its schedules, in ISO 8601. failing: what has failed of those that fail at present.
     """
 
     host: str
@@ -54,6 +57,14 @@ class DispatcherSeen:
     settings: Mapping[str, Any]
     is_readable: bool = True
     used_up: Mapping[str, list[str]] = field(default_factory=dict)
+    upcoming: Mapping[str, list[str]] = field(default_factory=dict)
+    failing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schedules(self) -> Mapping[str, Mapping[str, Any]]:
+        """The schedules that it serves, by name, with their `expression`, `jitter` and `catch_up`."""
+        found: Mapping[str, Mapping[str, Any]] = self.settings.get("schedules", {})
+        return found
 
     @property
     def name(self) -> str:
@@ -97,7 +108,9 @@ def read_dispatchers(connection: Connection, tables: Tables, now: datetime) -> l
 def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
     """The dispatcher of a heartbeat row, at the time `now`."""
     settings = _declared(row["declared"])
-    used_up = settings.pop("used_up", {}) if settings else {}
+    used_up, upcoming, failing = (
+        (settings.pop(name, {}) if settings else {}) for name in ("used_up", "upcoming", "failing")
+    )
     alike = json.dumps(settings, sort_keys=True) if settings else row["declared"]
     return DispatcherSeen(
         **{name: row[name] for name in ("host", "pid", "version", "since", "seen_at", "in_flight")},
@@ -107,6 +120,8 @@ def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
         settings=settings or {},
         is_readable=settings is not None,
         used_up=used_up,
+        upcoming=upcoming,
+        failing=failing,
     )
 
 
@@ -126,7 +141,14 @@ def _declared(text: str) -> dict[str, Any] | None:
             and all(each["window"] in (None, "forever") or _is_number(each["window"]) for each in operations)
             and all(isinstance(name, str) for name in declared["callbacks"])
             and (most is None or _is_number(most))
-            and all(isinstance(name, str) for names in declared.get("used_up", {}).values() for name in names)
+            and all(
+                isinstance(text, str)
+                for lists in ("used_up", "upcoming")
+                for texts in declared.get(lists, {}).values()
+                for text in texts
+            )
+            and all(isinstance(text, str) for text in declared.get("failing", {}).values())
+            and all(isinstance(each["expression"], str) for each in declared.get("schedules", {}).values())
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None

@@ -79,18 +79,22 @@ def of_each_destination(connection: Connection, tables: Tables, value: Value) ->
     return of_each(connection, names.c.name, names, value)
 
 
-def of_each(connection: Connection, name: ColumnElement[Any], names: CTE, *values: Value) -> list[Any]:
+def of_each(
+    connection: Connection, name: ColumnElement[Any], names: CTE, *values: Value, known: Sequence[str] | None = None
+) -> list[Any]:
     """Each name of the CTE, and the subqueries' values for it.
 
-    One statement, but on MariaDB one for each name: there a subquery in FROM cannot refer to a row outside of it.
+    known: the names, if the CTE has them from the caller. One statement, but on MariaDB one for each name: there a subquery in
+    FROM cannot refer to a row outside of it.
     """
     if dialect_of(connection).correlates_ctes:
         asked = select(name, *(value(name, names) for value in values)).where(name.is_not(None))
         return list(connection.execute(asked))
-    found = connection.execute(select(name).where(name.is_not(None))).scalars().all()
+    if known is None:
+        known = connection.execute(select(name).where(name.is_not(None))).scalars().all()
     given = bindparam("name", type_=name.type)
     asked = select(given, *(value(given, names) for value in values))
-    return [connection.execute(asked, {"name": each}).one() for each in found]
+    return [connection.execute(asked, {"name": each}).one() for each in known]
 
 
 Rows = Callable[[Any, CTE], Select[*tuple[Any, ...]]]
@@ -125,7 +129,8 @@ def _known_destinations(tables: Tables) -> Select[str | None]:
 # --- how long entries have been due
 
 MAX_DUE_ROWS = 100  # entries to read of each destination, because a release moves the due time of the oldest one
-RELEASED_WITHIN = timedelta(seconds=5)  # an entry that no dispatcher serves is due again after this time at most
+RELEASED_WITHIN = timedelta(minutes=1)
+"""An entry that no dispatcher serves, or whose payload none can read, is due again after this time at most."""
 
 
 def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
