@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dispatchers.errors import CallbackError, DecisionRefused, EntryNotFound, Suspended
     from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
+    from dispatchers.periodic.schedules import Tick
     from dispatchers.process.dispatcher import Dispatcher
     from dispatchers.process.fleet import Fleet
     from dispatchers.time_limits import FOREVER, RetryPolicy
@@ -70,6 +71,7 @@ __all__ = [
     "SettledEntry",
     "Settlement",
     "Suspended",
+    "Tick",
     "Unknown",
 ]
 
@@ -88,6 +90,7 @@ _HOMES = dict.fromkeys(__all__, "delivery") | {
     "SettledEntry": "callbacks",
     "Settlement": "callbacks",
     "Suspended": "errors",
+    "Tick": "periodic.schedules",
 }
 """The module of each name."""
 

@@ -11,27 +11,34 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, select
 from sqlalchemy.orm import Session, SessionTransaction
+from typing_extensions import TypeVar
 
 from dispatchers.errors import CallbackError
 from dispatchers.names import prefixes
 from dispatchers.threads import is_async
 from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import MAX_PAYLOAD_BYTES, Configuration
+from outbox.effects.effect import Effect
+from outbox.encryption import required
 from outbox.entries.status import EntryStatus, entries_of_request
 from outbox.errors import AlreadyAnswered, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response, response_to_keep
 from outbox.sessions.session import ClaimedParent, OpenClaim, state_of
+from outbox.sql.schema.tables import ENCRYPTED_VERSION
+
+Payload = TypeVar("Payload", covariant=True, default=Any)
+Result = TypeVar("Result", covariant=True, default=Any)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettledEntry:
-    """The settled entry, as it was enqueued."""
+class SettledEntry(Generic[Payload]):
+    """The settled entry, as it was enqueued. effect: the typed effect for which the callback is registered, if it is one."""
 
     id: UUID
     operation: str
@@ -41,28 +48,35 @@ class SettledEntry:
     child_key: str
     payload_json: bytes = field(repr=False)
     created_at: datetime
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    effect: Effect[Any, Any] | None = field(default=None, repr=False)
 
     @property
-    def payload(self) -> Any:
-        """The parsed payload; a new object at each call."""
-        return json.loads(self.payload_json)
+    def payload(self) -> Payload:
+        """The parsed payload; a new object at each call. Raises `InvalidPayload` if it does not fit the effect's type."""
+        effect, text = self.effect, self.payload_json
+        payload: Payload = json.loads(text) if effect is None else effect.read(text, self.options)
+        return payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class Settlement(Generic[Payload, Result]):
     """How the entry ended: the argument of a callback.
 
     state: `delivered`: the effect happened. `failed` or `cancelled`: it did not happen and will not. For `on_uncertain`:
         `uncertain`.
-    result: the part of the service's answer that the adapter kept.
+    result: the part of the service's answer that the adapter kept. For a typed effect with a result: an object of that type if
+        the entry is delivered and its result is stored, and otherwise None.
+    stored_result: the same as JSON data, in every state.
     attempts: how many sends may have left.
     """
 
-    entry: SettledEntry
+    entry: SettledEntry[Payload]
     state: Literal["delivered", "failed", "cancelled", "uncertain"]
-    result: Any = field(repr=False)
+    result: Result | None = field(repr=False)
     reason: str | None
     attempts: int
+    stored_result: Any = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,13 +254,19 @@ def _name(kind: Kind, name: str) -> str:
 class CallbackFailed(Exception):
     """The callback raised, as its `__cause__` says; nothing of its transaction is kept."""
 
-    what: ClassVar[Literal["callback", "completion"]] = "callback"
+    what: ClassVar[Literal["callback", "completion", "schedule"]] = "callback"
 
 
 class CompletionFailed(CallbackFailed):
     """The completion of an accepted request raised, as its `__cause__` says; nothing of its transaction is kept."""
 
     what = "completion"
+
+
+class ScheduleFailed(CallbackFailed):
+    """The function of a schedule raised, as its `__cause__` says; nothing of its transaction is kept."""
+
+    what = "schedule"
 
 
 class CallbackOverdue(Exception):
@@ -296,21 +316,32 @@ def prepare(
             discriminator=row.discriminator,
             destination=claimed.destination,
             child_key=encode_native(Tag(bytes(row.tag))),
-            payload_json=bytes(row.payload),
+            payload_json=_payload(configuration, claimed),
             created_at=row.created_at,
+            options=claimed.options,
         ),
         state=end.state if isinstance(end, Settle) else "uncertain",
         result=end.result if isinstance(end, Settle) else None,
+        stored_result=end.result if isinstance(end, Settle) else None,
         reason=end.reason,
         attempts=end.attempts,
     )
+
+
+def _payload(configuration: Configuration, claimed: ClaimedEntry) -> bytes:
+    """The payload, as it was opened at the claim. Without its key an entry must be able to be uncertain, cancelled or resolved:
+    then it is the envelope, as it is stored.
+    """
+    if claimed.schema_version == ENCRYPTED_VERSION:
+        required(configuration.encryption)  # a process with keys may have the callback run
+    return claimed.payload
 
 
 def begin_completed(connection: Connection, configuration: Configuration, session: Session, row: Row[Any]) -> Completed:
     """The argument of the request's completion; `session` belongs to it from now on. row: the request's record."""
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
     state_of(session).claim = Cause(configuration, row.kid, parent, row.id)
-    entries = entries_of_request(connection, configuration.tables, row.id)
+    entries = entries_of_request(connection, configuration, row.id)
     completed = Completed(row.id, row.completion, parent, entries)
     completed._max_response_bytes = configuration.max_payload_bytes
     return completed

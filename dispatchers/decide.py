@@ -31,10 +31,13 @@ from dispatchers.transitions import (
     Settle,
     Transition,
 )
+from outbox.encryption import NO_KEYS, UNOPENED, is_sealed
 
 CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
 CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that an operator cancelled and others serve
+UNOPENED_DELAY = timedelta(seconds=30)  # until an entry is claimed again that could not be decrypted
 PINNED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that was sent in another form, as in a deploy
+UNREAD_DELAYS = (timedelta(seconds=2), timedelta(minutes=1))  # a quarter of the time that it has waited, within these
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
 MAX_CRASHES = 2  # consecutive senders that crashed with an entry; then it is no longer sent with the same others
 CANCELLED_IN_DOUBT = "an operator cancelled it after the database was restored, but it may have been sent before"
@@ -84,6 +87,28 @@ def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
     return Release(reason, timedelta(0) if known is None else CANCELLED_DELAY, shown=True)
 
 
+def leave_unopened(entry: ClaimedEntry, step: Plan, why: str) -> Settle | MarkUncertain | AwaitLookup | Release:
+    """The transition of an entry that this process cannot decrypt, or whose result it could not encrypt: nothing is sent.
+
+    step: what `plan` wants. It is made if it needs neither payload nor result, so that an entry whose key is lost can become
+    uncertain, or wait for a lookup, and can end as an operator decided. A cancelled one first waits, as in `leave`, for a process
+    that has its key.
+    why: the reason, which the entry shows.
+    """
+    change = leave(entry, why)
+    if isinstance(change, Settle):
+        return change
+    if isinstance(step, MarkUncertain | AwaitLookup) or (isinstance(step, Settle) and _needs_no_key(entry, step)):
+        return step
+    return Release(why, UNOPENED_DELAY, shown=True, served=True)
+
+
+def _needs_no_key(entry: ClaimedEntry, end: Settle) -> bool:
+    """Whether an operator has decided so, and without a result. Only the first try to cancel it has the time of the decision."""
+    known = entry.outcome.known
+    return end.decided and end.result is None and known is not None and known.decided_at is None
+
+
 def is_left_alone(known: Known, now: datetime) -> bool:
     """Whether an operator's cancellation has waited so long that no process which serves the entry can be running.
 
@@ -108,6 +133,17 @@ def _is_cancelled_in_doubt(entry: ClaimedEntry, known: Known) -> bool:
 def too_late(entry: ClaimedEntry, memory: Memory, now: datetime) -> Transition:
     """The transition of an entry whose time to be sent, `Send.before`, passed between its claim and its send."""
     return _in_group(_look_up_first(entry, _uncertain(entry, entry.attempts, TOO_LATE), memory, now), memory)
+
+
+def wait_for_reader(entry: ClaimedEntry, memory: Memory, now: datetime, reason: str) -> Transition:
+    """The transition of an entry whose payload this process cannot read. It waits for one that can, but not beyond the window."""
+    if entry.outcome.lookup is None:
+        past = admit(entry, replace(memory, can_look_up=False), now)  # a lookup would need the payload too
+        if isinstance(past, MarkUncertain):
+            return _in_group(past, memory)
+    least, most = UNREAD_DELAYS
+    waited = now - max(entry.due_at, entry.created_at)
+    return Release(reason, min(max(waited / 4, least), most), shown=True, unread=True)
 
 
 def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
@@ -171,7 +207,7 @@ def decide(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime,
 
     now: the database's time.
     jitter: 0 to 1, the share of the backoff that the entry really waits ("full jitter").
-    Source: docs/states.md.
+    Source: docs/how-it-works.md.
     """
     change = _decided(entry, outcome, memory, now, jitter)
     return _in_group(_look_up_first(entry, change, memory, now), memory)
@@ -229,6 +265,8 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
             return _send_again(entry, known, memory)
         case "uncertain":
             return _still_uncertain(entry, attempts, known.reason or "", known)
+        case "delivered" | "failed" | "cancelled" if is_sealed(known.result):
+            return Release(f"{UNOPENED}: {NO_KEYS}", UNOPENED_DELAY, shown=True, served=True)
         case "delivered" | "failed" | "cancelled":
             by_operator = known.attempts is None
             end = Settle(known.state, attempts, known.result, known.reason, known.looked_up, decided=by_operator)

@@ -49,7 +49,7 @@ def judge(
 ) -> Transition:
     """The transition of `entry` after a status lookup that began after its claim.
 
-    now: the database's. jitter: as for `decide`. Source: docs/states.md.
+    now: the database's. jitter: as for `decide`. Source: docs/how-it-works.md.
     """
     match finding:
         case Found(result=result):

@@ -11,22 +11,38 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from enum import Enum
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
+
+from typing_extensions import TypeVar
 
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import Tag, bind, encode_hex, encode_native, encode_uuid
 from outbox.times import EPOCH
 
+Payload = TypeVar("Payload", covariant=True, default=Any)
+Result = TypeVar("Result", covariant=True, default=Any)
+
+
 # --- what an adapter gets
 
 
-class Delivery(NamedTuple):
+class Untyped(Enum):
+    """The value of a delivery whose payload is plain JSON."""
+
+    UNTYPED = "untyped"
+
+
+UNTYPED: Final = Untyped.UNTYPED
+
+
+class Delivery(NamedTuple, Generic[Payload]):
     """One attempt to send an entry, or one status lookup. (A tuple, because one is created for each send.)
 
     payload_json: the payload as JSON, byte for byte as it was enqueued. Every attempt sends these bytes, in every release of
-        the app. (`payload` is the same, parsed.)
+        the app. (`payload` is the same, parsed: JSON data, or the object of a typed effect.)
     key: the child key in the form that the adapter declared: the same for every attempt.
     attempt: 1 for the first attempt: how many sends of this entry may have left, this one included. For a lookup: the sends
         before it.
@@ -36,6 +52,7 @@ class Delivery(NamedTuple):
     due_at: when the app wanted the entry sent, by the database's clock: the same for every attempt.
     age: how long ago the entry was enqueued, by the same clock. No attempt is older, even if clocks differ.
     ordering_key: what `outbox.enqueue(ordering_key=...)` was given. A broker that has ordering groups or partitions gets it.
+    value: the payload as an object, for a function that `Operations.handles` has registered. `payload` returns it.
 
     The repr shows no payload, options, headers or ordering key.
     """
@@ -51,11 +68,15 @@ class Delivery(NamedTuple):
     due_at: datetime = EPOCH
     age: timedelta = timedelta(0)
     ordering_key: str | None = None
+    value: Payload | Untyped = UNTYPED
 
     @property
-    def payload(self) -> Any:
-        """The parsed payload; a new object at each call."""
-        return json.loads(self.payload_json)
+    def payload(self) -> Payload:
+        """The parsed payload: plain JSON data is a new object at each call."""
+        if isinstance(self.value, Untyped):
+            plain: Payload = json.loads(self.payload_json)
+            return plain
+        return self.value
 
     def __repr__(self) -> str:
         return f"Delivery(id={self.id!r}, operation={self.operation!r}, key={self.key!r}, attempt={self.attempt})"
@@ -65,13 +86,13 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Generic[Result]):
     """The service executed the request. `replayed`: the service says that it only repeated an earlier answer.
 
-    result: what to store of the answer, as JSON; None for nothing.
+    result: what to store of the answer, as JSON; None for nothing. Of a typed effect with a result, an object of that type.
     """
 
-    result: Any = None
+    result: Result | None = None
     _: KW_ONLY
     replayed: bool = False
 
@@ -148,13 +169,13 @@ MAX_RESULT_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Generic[Result]):
     """The service shows that the effect happened.
 
-    result: what to store of it, as JSON; None for nothing.
+    result: what to store of it, as in `Delivered`.
     """
 
-    result: Any = None
+    result: Result | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,24 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
+from outbox.encryption import is_sealed
 
 MAX_REASON_CHARS = 1000
 JSON = json.JSONEncoder(allow_nan=False)  # `json.dumps` with an argument makes one at each call
 MAX_SMALL_ITEMS = 8
 MAX_SMALL_CHARS = 256  # of each name and text; JSON writes a character in at most 12 bytes
 MAX_SMALL_NUMBER = 2**63  # Python writes no number of thousands of digits
-OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
+_NOT_DELIVERED = (Rejected, KeyConflict, Deferred, InProgress, Unknown)
+OUTCOMES = (Delivered, *_NOT_DELIVERED)
 
 
 def storable(answer: object) -> Outcome:
     """`answer` as an outcome whose every field the database takes. What is no outcome says nothing: `Unknown`."""
-    if not isinstance(answer, OUTCOMES):
-        return Unknown(_no_answer(answer))
     if isinstance(answer, Delivered):
         result = None if answer.result is None else _result(answer.result)
         return answer if result is answer.result else replace(answer, result=result)
+    if not isinstance(answer, _NOT_DELIVERED):
+        return Unknown(_no_answer(answer))
     if isinstance(answer, Rejected):
         return replace(answer, reason=_text(answer.reason), result=_result(answer.result))
     if isinstance(answer, KeyConflict):
@@ -67,11 +69,23 @@ def _result(result: Any) -> Any:
     """`result`, or what says why it is not kept: it happened nevertheless."""
     if type(result) is dict and _is_small(result):  # most results of brokers; to encode one takes four times as long
         return result
+    if is_sealed(result):
+        return {"unstorable": "a text that begins as an encrypted value does"}
     try:
         text = JSON.encode(result)
     except (TypeError, ValueError, RecursionError):
-        return {"unstorable": type(result).__name__}
-    return result if len(text) <= MAX_RESULT_BYTES else {"unstorable": f"{len(text)} bytes of JSON"}
+        return unstorable(type(result).__name__)
+    return result if len(text) <= MAX_RESULT_BYTES else unstorable(f"{len(text)} bytes of JSON")
+
+
+def unstorable(what: str) -> dict[str, str]:
+    """What is stored in place of a result that cannot be stored."""
+    return {"unstorable": what}
+
+
+def is_unstorable(result: Any) -> bool:
+    """Whether it is stored in the place of a result."""
+    return isinstance(result, dict) and result.keys() == {"unstorable"}
 
 
 def _is_small(result: dict[Any, Any]) -> bool:

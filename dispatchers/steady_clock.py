@@ -1,11 +1,8 @@
 """The clock of the dispatcher's own waits and limits."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
-
-def steady_clock() -> float:
-    """Monotonic seconds that also count while the machine is suspended."""
-    return time.clock_gettime(_STEADY)
-
-
-_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+steady_clock: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Monotonic seconds that also count while the machine is suspended."""

@@ -16,6 +16,9 @@ KEY_CONFLICT = "the service holds this key for another request"
 UNSERVED = "unserved"
 """The member that marks a reason written by a process that cannot serve the entry."""
 
+UNREAD = "unread"
+"""The member that marks a reason written by a process that serves the entry, but cannot read its payload."""
+
 CANCELLED_PATTERN = '%"known": {"state": "cancelled"%"decided_at": %'
 """For LIKE: the `outcome` of an entry that an operator has cancelled. A quote inside a reason is escaped: none can match."""
 
@@ -91,9 +94,18 @@ class StoredOutcome:
         """Whether nothing is stored but the reason of a process that cannot serve the entry."""
         return bool(self.members.get(UNSERVED, False))
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the process that last released the entry could not read its payload."""
+        return bool(self.members.get(UNREAD, False))
+
     def with_reason(self, reason: str) -> str:
         """The column's text after a process has released an entry that it serves, but would send in another form."""
         return json.dumps({**self.members, "reason": reason})
+
+    def with_unread_reason(self, reason: str) -> str:
+        """The column's text after a process has released an entry whose payload it cannot read."""
+        return json.dumps({**self.members, "reason": reason, UNREAD: True})
 
     def with_unserved_reason(self, reason: str) -> str | None:
         """The column's text after a process that cannot serve the entry has released it.

@@ -189,13 +189,14 @@ class Release:
     """Released without an attempt, as if never claimed; due again after `delay`, None for not by itself.
 
     shown: whether the reason is shown with the entry while it waits. served: whether this process serves its operation; else its
-    reason replaces no other.
+    reason replaces no other. unread: this process serves its operation, but cannot read its payload.
     """
 
     reason: str
     delay: timedelta | None = timedelta(0)
     shown: bool = False
     served: bool = False
+    unread: bool = False
 
 
 End: TypeAlias = Settle | MarkUncertain

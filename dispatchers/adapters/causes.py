@@ -14,7 +14,7 @@ from typing import Any, Final
 
 
 class Cause(StrEnum):
-    """What has prevented a send. The table in docs/http-adapter.md explains each."""
+    """What has prevented a send. The table in docs/http.md explains each."""
 
     HOST_NOT_FOUND = "dns: host not found"
     NO_DNS = "dns: no answer from the name server"

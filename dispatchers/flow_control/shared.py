@@ -4,6 +4,7 @@ One event loop calls it, so each call is one step. Each database's rows hold the
 needs both. Instants are seconds of the process's clock.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -230,6 +231,15 @@ class SharedLimits:
     def is_crowded(self, database: str) -> bool:
         """Whether this database waits for a permit of the total."""
         return database in self._crowded
+
+    def waiting(self, database: str) -> list[str]:
+        """The destinations of which this database may claim less than it wants."""
+        now = self._clock()
+        return [
+            name
+            for name, known in self._destinations.items()
+            if now - known.wanting.get(database, -math.inf) < WANTING_SECONDS
+        ]
 
     def end_claim(self, database: str, name: str, permits: int, tokens: Collection[UUID], lease: timedelta) -> None:
         """End the reservation of `permits`. tokens: the lease tokens of the claimed entries. lease: of these."""

@@ -128,6 +128,11 @@ class Share:
         """End the reservation of `permits`. tokens: the lease tokens of the claimed entries."""
         self.limits.end_claim(self.database, name, permits, tokens, self._lease)
 
+    @property
+    def waiting(self) -> list[str]:
+        """The destinations of which this database may claim less than it wants."""
+        return self.limits.waiting(self.database)
+
     def detach(self) -> None:
         """Leave the limits to the other databases. A pause that an operator has recorded here still holds for them."""
         self.limits.forget(self.database)

@@ -88,6 +88,7 @@ class ActivityLog:
         self._settlements: Counter[tuple[str, str]] = Counter()
         self._lost: Counter[str] = Counter()
         self._blocked: dict[tuple[str, str], float] = {}
+        self._skipped: Counter[str] = Counter()
 
     def observe(self, observe: Observer) -> None:
         """Report to this observer from now on."""
@@ -154,6 +155,11 @@ class ActivityLog:
             name = destination or NO_SEND, operation or NO_SEND
             self._blocked[name] = self._blocked.get(name, 0.0) + seconds
 
+    def note_skipped(self, schedule: str, count: int) -> None:
+        """Note instants of a schedule that were missed and are not enqueued."""
+        if self.is_observed:
+            self._skipped[schedule] += count
+
     # --- the reports
 
     @asynccontextmanager
@@ -175,16 +181,17 @@ class ActivityLog:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _report_all(self) -> None:
-        if self._attempts or self._claims or self._settlements or self._lost or self._blocked:
+        if self._attempts or self._claims or self._settlements or self._lost or self._blocked or self._skipped:
             activity = Activity(
                 attempts=self._attempts,
                 claims=self._claims,
                 settlements=self._settlements,
                 lost_leases=self._lost,
                 blocked_seconds=self._blocked,
+                skipped_instants=self._skipped,
             )
             self._attempts, self._claims, self._settlements, self._lost = [], Counter(), Counter(), Counter()
-            self._blocked = {}
+            self._blocked, self._skipped = {}, Counter()
             self.report(activity)
         if self._levels is not None:
             self.report(self._levels())

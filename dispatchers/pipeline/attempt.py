@@ -4,17 +4,17 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import get_ident
 from typing import Any, Final, TypeAlias
 
-from dispatchers.decide import decide, decide_lookup, too_late
+from dispatchers.decide import decide, decide_lookup, too_late, wait_for_reader
 from dispatchers.delivery import Answered, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.activity_log import ActivityLog, result_of
-from dispatchers.pipeline.routing import Route
+from dispatchers.pipeline.routing import Route, UnservedLog
 from dispatchers.pipeline.unstarted import BLOCKED, Unstarted
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
@@ -22,6 +22,8 @@ from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import End
 from dispatchers.time_limits import Memory
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
+from outbox.configuration import EFFECT_VERSION
+from outbox.errors import InvalidPayload
 from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
@@ -97,6 +99,7 @@ class AttemptContext:
         self.memory = memory
         self.activity = activity
         self.unstarted = unstarted
+        self.skipped = UnservedLog(clock)
 
 
 class Attempt:
@@ -106,7 +109,7 @@ class Attempt:
     change: the transition of the entry; None while there is none. An attempt that ends without one must let the lease expire.
     """
 
-    __slots__ = ("_context", "_end_span", "change", "claimed_at", "entry", "outcome", "route", "step")
+    __slots__ = ("_began", "_context", "_end_span", "change", "claimed_at", "entry", "outcome", "route", "step")
 
     def __init__(
         self, entry: ClaimedEntry, route: Route, step: Send | Lookup, claimed_at: float, context: AttemptContext
@@ -118,6 +121,7 @@ class Attempt:
         self.outcome: Outcome | None = None
         self.change: Transition | None = None
         self._context = context
+        self._began = 0.0  # when the adapter was called, by the process's clock
         self._end_span: End | None = None
 
     @property
@@ -131,12 +135,8 @@ class Attempt:
             # Get the tag first, because this may query the database: no time may pass between the checks and the send.
             tag = Tag(self.entry.tag) if self.entry.key_epoch == 0 else await self._tag_of_epoch(deadline)
             delivery = self.prepare(tag, deadline)
-            if delivery is None:
-                return
-            if isinstance(self.step, Lookup):
-                self.change = await self._look_up(self.step, delivery, deadline)
-            else:
-                self.change = await self._send(delivery, deadline)
+            if delivery is not None:
+                self.answered(await self._answer(delivery, deadline))
         except Exception as error:
             self.fail(error)
 
@@ -158,11 +158,22 @@ class Attempt:
 
     def prepare(self, tag: Tag | None, deadline: Deadline) -> Delivery | None:
         """The delivery for the adapter, which must be called next; None if `change` says what to do instead."""
-        delivery = None if tag is None else delivery_of(self.entry, self.route, tag, deadline.at)
+        try:
+            delivery = None if tag is None else delivery_of(self.entry, self.route, tag, deadline.at)
+        except InvalidPayload as error:
+            self.change = self._unread(str(error))
+            return None
         self.change = self.refusal()
         if self.change is None and delivery is None:
             self.change = self._undeliverable()
         return delivery if self.change is None else None
+
+    def _unread(self, reason: str) -> Transition:
+        memory = self._context.memory(self.entry, self.route.memory)
+        change = wait_for_reader(self.entry, memory, self._database_now(), reason)
+        if isinstance(change, Release):
+            self._context.skipped.log_skipped(self.entry, reason)
+        return change
 
     def _undeliverable(self) -> Transition:
         if isinstance(self.step, Lookup):
@@ -179,32 +190,22 @@ class Attempt:
         if before is not None and (now := self._database_now()) >= before:
             return too_late(self.entry, self.route.memory, now)
         context = self._context
-        if context.clock() - self.claimed_at > context.usable_seconds - self.route.timeout_seconds:
+        self._began = context.clock()
+        if self._began - self.claimed_at > context.usable_seconds - self.route.timeout_seconds:
             return Release("its lease was nearly over when it could be sent")
         return None if context.unstarted.begin(self.entry) else Release(BLOCKED)
 
     # --- the call
 
-    async def _send(self, delivery: Delivery, deadline: Deadline) -> Transition:
-        began = self._context.clock()
-        self.outcome = storable(await self._answer(self.route.send, delivery, deadline))
-        self._note(self.outcome, began)
-        return self._after_send(self.outcome)
-
-    async def _look_up(self, step: Lookup, delivery: Delivery, deadline: Deadline) -> Transition:
-        began = self._context.clock()
-        age = self._database_now() - self.entry.created_at
-        delivery = delivery._replace(attempt=self.entry.attempts, age=age)
-        answer = await self._answer(self.route.find, delivery, deadline)
-        finding = CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
-        self._note(finding, began)
-        return self._after_lookup(step, finding)
-
-    async def _answer(self, ask: Callable[[Delivery], Any], delivery: Delivery, deadline: Deadline) -> Any:
+    async def _answer(self, delivery: Delivery, deadline: Deadline) -> Any:
         """The adapter's answer; `Unknown` after an exception, which proves nothing about the remote service."""
+        ask, is_lookup = self.route.send, isinstance(self.step, Lookup)
+        if is_lookup:
+            age = self._database_now() - self.entry.created_at
+            ask, delivery = self.route.find, delivery._replace(attempt=self.entry.attempts, age=age)
         trace = self._context.activity.trace
         if trace is not None:
-            delivery, self._end_span = trace.attempt(delivery, self.entry, is_lookup=isinstance(self.step, Lookup))
+            delivery, self._end_span = trace.attempt(delivery, self.entry, is_lookup=is_lookup)
         try:
             answer = await ask(delivery)
         except OF_THE_PROCESS as error:
@@ -217,8 +218,6 @@ class Attempt:
             log.exception(text, self.route.name, self.entry.id)
             self._context.activity.errors.report("adapter", error, self.entry)
             answer = Unknown(f"the adapter raised {type(error).__name__}")
-        if self._end_span is not None:
-            self._finish_span(result_of(answer))
         return answer
 
     # --- in a batch
@@ -237,16 +236,6 @@ class Attempt:
             self._end_span = lambda result: own.run(end_span, result)
         return delivery
 
-    def answered(self, outcome: Outcome, began: float) -> None:
-        """Decide what comes next for the entry. began: when the adapter was called."""
-        try:
-            self._finish_span(result_of(outcome))
-            self.outcome = storable(outcome)
-            self._note(self.outcome, began)
-            self.change = self._after_send(self.outcome)
-        except Exception as error:
-            self.fail(error)
-
     def abandon(self) -> None:
         """Leave the entry in doubt: its lease expires."""
         self._finish_span(None)
@@ -257,9 +246,24 @@ class Attempt:
 
     # --- after the answer
 
-    def _note(self, answer: Outcome | Finding, began: float) -> None:
-        """Count the attempt. began: when the adapter was called, by the process's clock."""
-        context = self._context
+    def answered(self, answer: Any) -> None:
+        """Count the attempt, and decide what comes next for the entry. answer: of the adapter."""
+        try:
+            if self._end_span is not None:
+                self._finish_span(result_of(answer))
+            if isinstance(self.step, Lookup):
+                finding = CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
+                self._note(finding)
+                self.change = self._after_lookup(self.step, finding)
+            else:
+                self.outcome = storable(answer)
+                self._note(self.outcome)
+                self.change = self._after_send(self.outcome)
+        except Exception as error:
+            self.fail(error)
+
+    def _note(self, answer: Outcome | Finding) -> None:
+        context, began = self._context, self._began
         seconds, waited = context.clock() - began, began - self.claimed_at
         context.activity.note_attempt(self.entry, answer, seconds=seconds, waited=waited)
 
@@ -303,7 +307,6 @@ class Batch:
         self._send = send
         self._context = context
         self._ended = ended
-        self._began = context.clock()
         self._unanswered: dict[int, Attempt] = {}
         self._thread = get_ident()
         self.deliveries: Sequence[Delivery] = ()
@@ -359,7 +362,7 @@ class Batch:
         attempt = self._unanswered.pop(number, None)
         if attempt is not None:
             try:
-                attempt.answered(outcome, self._began)
+                attempt.answered(outcome)
             finally:
                 self._ended(attempt)
 
@@ -377,21 +380,28 @@ class Batch:
 
 
 def delivery_of(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> Delivery | None:
-    """The delivery for the adapter; None if it cannot be made, for a reason that is logged."""
+    """The delivery for the adapter; None if it cannot be made, for a reason that is logged.
+
+    Raises `InvalidPayload` if this process cannot read its payload.
+    """
     try:
+        value = route.read_payload(entry)
         return Delivery(
             entry.id,
             entry.operation,
             entry.payload,
             route.encode_key(tag),
             entry.attempts + 1,
-            entry.options,
+            _own_options(entry) if entry.options else entry.options,
             entry.headers,
             deadline,
             entry.due_at,
             entry.leased_at - entry.created_at,
             entry.ordering_key,
+            value,
         )
+    except InvalidPayload:
+        raise
     except Exception:
         log.exception(
             "entry %s (%s): cannot be sent, because no delivery can be made from its row; the traceback follows",
@@ -399,3 +409,8 @@ def delivery_of(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) ->
             entry.operation,
         )
         return None
+
+
+def _own_options(entry: ClaimedEntry) -> Mapping[str, Any]:
+    """The options that the app gave."""
+    return {name: value for name, value in entry.options.items() if name != EFFECT_VERSION}

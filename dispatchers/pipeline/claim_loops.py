@@ -374,7 +374,7 @@ class ClaimLoops:
             self._has_claimed = True
             self._cutoff = min(self._cutoff, claimed[0].leased_at)
             self._collector.note_claim(claimed, request.token, started)
-        self._workers.start(self._triage.sort(claimed, started))
+        self._workers.start(self._triage.sort(claimed, started, exchange.unopened))
         if claimed:
             await asyncio.sleep(0)  # the sends begin before the next exchange
             if has_more:

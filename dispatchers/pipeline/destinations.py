@@ -68,7 +68,7 @@ class Destination:
 
     flow_state: as read last; None if there is none. shut_until: nothing is claimed before. is_full: whether it is shut only
     because no shared permit is free. throttled: the reason as logged. probe: the lease token of the breaker's probe, if this
-    process sends it.
+    process sends it. failure: the reason of the last outcome here, if it was a failure.
     shared_sends: the sends with a shared permit, by lease token. reporting: failures that exchanges are reporting now.
     """
 
@@ -93,6 +93,7 @@ class Destination:
     is_full: bool = False
     throttled: str | None = None
     probe: UUID | None = None
+    failure: str | None = None
     shared_sends: dict[UUID, int] = field(default_factory=dict)
     reporting: int = 0
 
@@ -241,14 +242,16 @@ class Destinations:
         if entry.is_known:
             self._known += 1
         else:
-            self._reserve(entry.destination, 1, in_all=1)
+            self.of[entry.destination].claimed += 1
+            self._claimed += 1
 
     def release(self, entry: ClaimedEntry) -> None:
         """Give back the permit of an entry that does not need it any more."""
         if entry.is_known:
             self._known -= 1
         else:
-            self._reserve(entry.destination, -1, in_all=-1)
+            self.of[entry.destination].claimed -= 1
+            self._claimed -= 1
 
     def _reserve(self, name: str, permits: int, *, in_all: int) -> None:
         """in_all: how many of them count for the total. A claim may ask for more entries than it can bring."""

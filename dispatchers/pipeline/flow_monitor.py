@@ -86,8 +86,10 @@ class FlowMonitor:
         if self._share is not None:
             self._share.limits.hear(name, news_of(outcome, name), entry.lease_token)
         if destination.flow_state is None and name not in self._news and isinstance(outcome, Delivered):
+            destination.failure = None
             return
         news = news_of(outcome, name)
+        destination.failure = outcome.reason if news.failures and isinstance(outcome, Deferred | Unknown) else None
         if destination.probe is not None and destination.probe == entry.lease_token:
             news = news._replace(probe=destination.probe, passed=not news.failures)
             destination.probe = None
@@ -226,7 +228,7 @@ class FlowMonitor:
             after = math.inf if until == NEVER else (until - flow_states.at).total_seconds()
             destination.shut_until = self._clock() + after
             destination.is_full = opens_at(replace(state, permits_taken=()), limits, flow_states.at) is None
-        self._report(destination, _throttle(state, flow_states.at))
+        self._report(destination, _throttle(state, flow_states.at, destination.failure))
 
     def _report(self, destination: Destination, throttle: tuple[str, str] | None) -> None:
         reason, text = throttle or (None, "")
@@ -273,12 +275,17 @@ def _is_bad(news: News) -> bool:
     return bool(news.failures) or news.cooldown is not None
 
 
-def _throttle(state: FlowState, now: datetime) -> tuple[str, str] | None:
-    """Why nothing is claimed for a destination, and the text for the log; None if entries may be claimed."""
+def _throttle(state: FlowState, now: datetime, failure: str | None) -> tuple[str, str] | None:
+    """Why nothing is claimed for a destination, and the text for the log; None if entries may be claimed.
+
+    failure: the reason of this process's last failure; None if another process reported the failures.
+    """
     if state.paused:
         return "paused", "paused by an operator, until `outbox resume`"
     if state.breaker != "closed":
-        return "breaker", "paused: circuit breaker open after repeated failures; one entry will be sent as a probe"
+        last = "reported by another process" if failure is None else f"the last is {failure!r}"
+        text = f"paused: circuit breaker open after repeated failures, {last}; one entry will be sent as a probe"
+        return "breaker", text
     if state.cooldown_until is not None and state.cooldown_until > now:
         return "cooldown", f"paused until {state.cooldown_until.astimezone(UTC):%H:%M:%SZ}: Retry-After cooldown"
     return None

@@ -68,6 +68,7 @@ class OutcomeCollector:
         rng: random.Random,
     ) -> None:
         self._callbacks = callbacks
+        self._has_callbacks = bool(callbacks)
         self._scheduler = scheduler
         self._flow = flow
         self._destinations = scheduler.destinations
@@ -101,7 +102,7 @@ class OutcomeCollector:
 
     def note_claim(self, claimed: Sequence[ClaimedEntry], token: UUID, started: float) -> None:
         """Note a claim. token: of the leases. started: the process's clock before the claim."""
-        if self._callbacks:
+        if self._has_callbacks:
             self.with_callbacks.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
@@ -129,7 +130,7 @@ class OutcomeCollector:
 
     def _settle(self, entry: ClaimedEntry, change: Transition, trace_context: Any) -> None:
         """Settle with the next batch, or alone if a callback or the request's completion must commit in the same transaction."""
-        if self._callbacks and isinstance(change, Settle | MarkUncertain):
+        if self._has_callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
                 # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
@@ -145,7 +146,6 @@ class OutcomeCollector:
         if type(change) is not Settle or entry.position is not None:  # it may make an entry due, of which no hint comes
             self._scheduler.begin_round()
         self.in_batches.add(entry, change)
-        self.news.set()
 
     def _ended_with_callback(self, waiting: Waiting, result: Result) -> None:
         entry = waiting.entry
@@ -161,7 +161,7 @@ class OutcomeCollector:
 
     def _free_permit(self, entry: ClaimedEntry) -> None:
         self._destinations.release(entry)
-        if self._callbacks and self._callbacks.may_call(entry):
+        if self._has_callbacks and self._callbacks.may_call(entry):
             self._destinations.release_callbacks(entry.destination)
         self.news.set()
 
@@ -179,7 +179,7 @@ class OutcomeCollector:
         """Keep the postponed settlements and note the others; returns how many entries were settled."""
         self.in_batches.postpone(settlements, exchange.postponed)
         written = self._activity.note_exchange(settlements, exchange)
-        return sum(not isinstance(change, Release) for _, change in written)
+        return sum([not isinstance(change, Release) for _, change in written])
 
     def note_part(self, settlements: Sequence[Ending], exchange: Exchange) -> list[Ending]:
         """Note the settlements of an exchange that ended early; returns those that must be settled again."""

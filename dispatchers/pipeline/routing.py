@@ -10,15 +10,18 @@ from uuid import UUID
 
 from dispatchers.callbacks import Kind
 from dispatchers.decide import is_repeatable
-from dispatchers.delivery import Adapter, Answered, CannotTell, Delivery, KeyFormat
+from dispatchers.delivery import UNTYPED, Adapter, Answered, CannotTell, Delivery, KeyFormat
 from dispatchers.flow_control.state import service_of
 from dispatchers.names import did_you_mean, prefixes
+from dispatchers.store.queue.claim_request import Forms
 from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.telemetry.log_ids import of_entry
 from dispatchers.threads import SEND_THREAD, as_async, is_async
 from dispatchers.time_limits import FOREVER, Memory, RetryPolicy
 from dispatchers.transitions import ClaimedEntry
-from outbox.errors import ConfigurationError
+from outbox.configuration import EFFECT_VERSION
+from outbox.effects.effect import Effect
+from outbox.errors import ConfigurationError, InvalidPayload
 from outbox.keys import check_operation
 
 log = logging.getLogger("outbox.dispatcher")
@@ -32,7 +35,19 @@ class Route:
     """An adapter as the dispatcher uses it, with what it declares as plain values."""
 
     __slots__ = (
-        *("adapter", "encode_key", "errors", "find", "form", "is_repeatable", "memory", "name", "send", "send_batch"),
+        *(
+            "adapter",
+            "effect",
+            "encode_key",
+            "errors",
+            "find",
+            "form",
+            "is_repeatable",
+            "memory",
+            "name",
+            "send",
+            "send_batch",
+        ),
         "timeout_seconds",
     )
 
@@ -40,6 +55,7 @@ class Route:
         self.name = name
         self.errors = errors
         self.adapter = adapter
+        self.effect: Effect[Any, Any] | None = getattr(adapter, "effect", None)
         find = finder_of(adapter)
         self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
         self.memory = Memory(
@@ -60,6 +76,15 @@ class Route:
         self.send_batch = batch_sender_of(adapter)
         self.find = as_async(find or (lambda delivery: CannotTell("its adapter has no find")), SEND_THREAD)
         self.encode_key = adapter.key_format.encode
+
+    def read_payload(self, entry: ClaimedEntry) -> Any:
+        """The object for a typed effect's function; `UNTYPED` for all others. Raises `InvalidPayload` if it must wait."""
+        if self.effect is not None:
+            return self.effect.read(entry.payload, entry.options)
+        if entry.options and (version := entry.options.get(EFFECT_VERSION)) is not None:
+            problem = f"version {version} of a typed effect is stored, and what serves it here was not registered with `handles`"
+            raise InvalidPayload(entry.operation, "payload", problem)
+        return UNTYPED
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
         """Whether a send now has the same key, account and version as an earlier send of `entry` may have had."""
@@ -96,7 +121,7 @@ class Routes:
             check_adapter(name, adapter, lease=lease, margin=margin)
             self._routes[name] = Route(name, adapter, lease, margin, self._errors)
         self._found: dict[str, Route | None] = {}
-        self.forms = {name: route.form for name, route in self._routes.items()}
+        self.forms = Forms({name: route.form for name, route in self._routes.items()})
         self.windows = [route.memory.window for route in self._routes.values()]
         self.can_look_up = any(route.memory.can_look_up for route in self._routes.values())
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})

@@ -181,6 +181,7 @@ class Scheduler:
                 each.name for each in claimed if self.destinations.has_callbacks(each) and not self._pace.free_of(each)
             ],
             "concurrency": [each.name for each in claimed if each.claimed >= each.permits],
+            "fleet": [] if self.destinations.share is None else self.destinations.share.waiting,
         }
         if not self._pace.free:
             waiting["callback_concurrency"] = [*self._turns.held]
@@ -251,9 +252,9 @@ class Scheduler:
         names = self._turns.next(with_held=most_called > 0) if free > 0 else ()
         for number, name in enumerate(names, start=1):
             destination = self._of[name]
-            permits = self._permits(destination, most, most_called, now)
+            is_called = self.destinations.has_callbacks(destination)
+            permits = self._permits(destination, most, most_called if is_called else None, now)
             if permits > 0:
-                is_called = self.destinations.has_callbacks(destination)
                 reserved, called = min(permits, free), min(permits, free_called) if is_called else None
                 recent = self._recent(destination, now)
                 quota = Quota(name, permits, destination.due_from, reserved=reserved, called_back=called, recent=recent)
@@ -265,17 +266,19 @@ class Scheduler:
         share = self.destinations.share
         return quotas if share is None else self._within(share, quotas, now)
 
-    def _permits(self, destination: Destination, most: int, most_called: int, now: float) -> int:
-        """How many of its entries a claim asks for. If callbacks have no room for any, the destination keeps its turn."""
+    def _permits(self, destination: Destination, most: int, most_called: int | None, now: float) -> int:
+        """How many of its entries a claim asks for. If callbacks have no room for any, the destination keeps its turn.
+
+        most_called: for how many more entries callbacks have room; None for a destination without callbacks.
+        """
         if self._is_shut(destination, now):
             self._is_short |= destination.is_full  # it opens when a send ends, and not by the clock
             return 0
-        is_called = self.destinations.has_callbacks(destination)
-        if is_called and not most_called:
+        if most_called == 0:
             self._turns.hold(destination.name)
             return 0
         permits = min(self.destinations.free_of(destination, now), most)
-        if is_called:
+        if most_called is not None:
             permits = min(permits, self._pace.free_of(destination), most_called)
         self._is_short |= permits <= 0
         return permits

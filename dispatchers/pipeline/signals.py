@@ -13,9 +13,10 @@ class Signal(asyncio.Event):
         self.waiting: dict[asyncio.Future[Any], None] = {}  # in the order in which they began to wait
 
     def set(self) -> None:
-        super().set()
-        for each in self.waiting:
-            _end(each)
+        if not self.is_set():  # else it has ended all waits already
+            super().set()
+            for each in self.waiting:
+                _end(each)
 
 
 async def first_signal(*signals: Signal, seconds: float) -> None:

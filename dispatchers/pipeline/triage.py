@@ -1,13 +1,16 @@
 """Sorts the entries of a claim: sends and status lookups become attempts; other transitions end the lease without a send."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from uuid import UUID
 
-from dispatchers.decide import leave, plan
+from dispatchers.decide import leave, leave_unopened, plan
 from dispatchers.pipeline.attempt import Attempt, AttemptContext
-from dispatchers.pipeline.routing import Route, Routes, UnservedLog
+from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
-from outbox.sql.schema.tables import SCHEMA_VERSION
+from outbox.encryption import NO_KEYS, UNOPENED
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, SCHEMA_VERSION
 
 UNSERVED_SECONDS = 5.0  # how long claims leave out a destination of which this process serves nothing
 
@@ -33,14 +36,19 @@ class Triage:
         self._context = context
         self._env = env
         self._unsent = unsent
-        self._reports = UnservedLog(context.clock)
 
-    def sort(self, claimed: Iterable[ClaimedEntry], claimed_at: float) -> Iterator[Attempt]:
-        """The attempts for the entries to send or to look up. claimed_at: the process's clock before the claim."""
+    def sort(
+        self, claimed: Iterable[ClaimedEntry], claimed_at: float, unopened: Mapping[UUID, str] = MappingProxyType({})
+    ) -> Iterator[Attempt]:
+        """The attempts for the entries to send or to look up. claimed_at: the process's clock before the claim.
+
+        unopened: why entries cannot be decrypted.
+        """
         env = self._env()
         for entry in claimed:
             route = self._routes.find(entry.operation)
-            if route is None or entry.schema_version > SCHEMA_VERSION:
+            why = unopened.get(entry.id) if unopened else None
+            if route is None or (entry.schema_version > SCHEMA_VERSION and why is None):
                 self._skip(entry, route)
                 continue
             if not route.is_repeatable:
@@ -50,7 +58,9 @@ class Triage:
                 memory, jitter = self._context.memory(entry, memory), self._context.rng.random()
                 sends_alike = entry.in_doubt_since is None or route.sends_alike(entry)
             step = plan(entry, memory, entry.leased_at, jitter, env=env, alike=sends_alike)
-            if isinstance(step, (Send, Lookup)):
+            if why is not None:
+                self._end(entry, leave_unopened(entry, step, why))
+            elif isinstance(step, (Send, Lookup)):
                 yield Attempt(entry, route, step, claimed_at, self._context)
             else:
                 self._end(entry, step)
@@ -58,6 +68,8 @@ class Triage:
     def _skip(self, entry: ClaimedEntry, route: Route | None) -> None:
         """Leave the entry for other processes. If this one serves nothing of its destination, stop claiming there for a while."""
         destination, why, operation = entry.destination, "a newer release wrote it", None
+        if entry.schema_version == ENCRYPTED_VERSION:
+            why = f"{UNOPENED}: {NO_KEYS}"
         if route is None:
             operation = entry.operation
             why = f"no adapter of this dispatcher serves it{self._routes.suggestion(operation)}"
@@ -68,5 +80,5 @@ class Triage:
 
     def _end(self, entry: ClaimedEntry, change: Transition) -> None:
         if isinstance(change, Release) and change.shown:
-            self._reports.log_skipped(entry, change.reason)
+            self._context.skipped.log_skipped(entry, change.reason)
         self._unsent(entry, change)

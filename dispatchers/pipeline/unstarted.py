@@ -10,7 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatchers.transitions import ClaimedEntry, Lease
+from dispatchers.transitions import ClaimedEntry
 
 BLOCKED = "the event loop was blocked, and its send had not begun"
 
@@ -28,8 +28,9 @@ class Unstarted:
     def __init__(self) -> None:
         self._lock = Lock()
         self._asked: set[UUID] = set()
-        self._waiting: dict[Lease, ClaimedEntry] = {}
-        self._taken: set[Lease] = set()
+        # By the identity of the object, which exists once for each claim: to hash a lease takes four calls of Python code.
+        self._waiting: dict[int, ClaimedEntry] = {}
+        self._taken: dict[int, ClaimedEntry] = {}
         self._taken_tokens: set[UUID] = set()
 
     @property
@@ -43,30 +44,27 @@ class Unstarted:
         with self._lock:
             self._asked.add(token)
 
-    def answered(self, token: UUID, claimed: Iterable[ClaimedEntry]) -> None:
+    def answered(self, token: UUID, claimed: Collection[ClaimedEntry]) -> None:
         """Note the end of a claim, and the entries that it brought."""
         with self._lock:
             self._asked.discard(token)
             if token in self._taken_tokens:
                 self._taken_tokens.discard(token)
-                self._taken.update(entry.lease for entry in claimed)
+                self._taken.update(_by_identity(claimed))
             else:
-                self._waiting.update((entry.lease, entry) for entry in claimed)
+                self._waiting.update(_by_identity(claimed))
 
     def begin(self, entry: ClaimedEntry) -> bool:
         """Whether the entry may be sent. If it may, it counts as begun from now on."""
         with self._lock:
-            self._waiting.pop(entry.lease, None)
-            return entry.lease not in self._taken
+            self._waiting.pop(id(entry), None)
+            return id(entry) not in self._taken
 
     def end(self, entry: ClaimedEntry) -> bool:
         """Note that the entry has ended here, sent or not. Returns whether it was taken."""
         with self._lock:
-            self._waiting.pop(entry.lease, None)
-            if entry.lease not in self._taken:
-                return False
-            self._taken.discard(entry.lease)
-            return True
+            self._waiting.pop(id(entry), None)
+            return self._taken.pop(id(entry), None) is not None
 
     def take_all(self) -> Taken:
         """Take everything that has not begun."""
@@ -75,3 +73,7 @@ class Unstarted:
             self._taken.update(entries)
             self._taken_tokens |= self._asked
             return Taken(list(entries.values()), list(self._asked))
+
+
+def _by_identity(entries: Collection[ClaimedEntry]) -> Iterable[tuple[int, ClaimedEntry]]:
+    return zip(map(id, entries), entries, strict=True)

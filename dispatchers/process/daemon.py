@@ -20,6 +20,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from dispatchers.maintenance.audit_log import forget_old_decisions
 from dispatchers.maintenance.jobs import Maintenance, forget_dead_dispatchers, keep_bodies, retain
 from dispatchers.process.dispatcher_work import DispatcherWork
+from dispatchers.process.supervisor import Supervisor, supervised, supervisor_of
 from dispatchers.store.connections.outage_log import cause_of, ends_by_itself, is_outage
 from dispatchers.telemetry.http_server import HttpServer
 
@@ -32,6 +33,7 @@ BODIES_SECONDS = 600
 RETENTION_JITTER_SECONDS = 30  # so that processes deployed together do not delete at the same time
 COLLECTOR_THRESHOLD = 10_000  # new objects before a collection of cycles; Python's default is 700, later 2000
 SWITCH_SECONDS = 0.0002  # how long a thread keeps Python's lock while another waits; Python's default is 0.005
+REPEAT_SECONDS = 0.5  # timeout(1) and some supervisors send each signal twice: to the process, and to its group
 SETTLE_SECONDS = 2.0  # after a second signal, to store the outcomes that are known
 CHECK_SECONDS = (
     0.2,
@@ -46,9 +48,15 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Process(Protocol):
-    """A dispatcher or a fleet, which signals stop. grace: how long its drain waits for the sends in flight."""
+    """A dispatcher or a fleet, which signals stop.
+
+    grace: how long its drain waits for the sends in flight. unready: why it sends nothing; None if it is ready.
+    """
 
     grace: timedelta
+
+    @property
+    def unready(self) -> str | None: ...
 
     async def abandon(self) -> None: ...
 
@@ -76,11 +84,14 @@ def run_process(
     """Work until SIGTERM or Ctrl-C, then drain. A second signal ends the process at once with exit status 1, and so does a
     database that has not answered when the grace period is over. The leases of sends in flight then expire.
 
-    The process keeps both signals until it has exited: a signal after the drain also ends it with 1.
+    The process keeps both signals until it has exited: a signal after the drain also ends it with 1. It reports to systemd, if
+    that has started it and waits for reports.
     """
     atexit.register(_ignore_signals)
     with tuned_interpreter():
-        serving = _serve(process, work, lambda number, frame: os._exit(STOPPED_AT_ONCE), server)
+        serving = _serve(
+            process, work, lambda number, frame: os._exit(STOPPED_AT_ONCE), server, supervisor_of(os.environ)
+        )
         is_drained = asyncio.run(serving)
     if not is_drained:
         log.warning("stopped without draining: entries in flight stay in doubt until their leases expire")
@@ -103,13 +114,15 @@ async def _serve(
     work: Callable[[Stop], Coroutine[Any, Any, None]],
     afterwards: Handler | None = None,
     server: HttpServer | None = None,
+    supervisor: Supervisor | None = None,
 ) -> bool:
     if server is not None:
         await server.start()
     signals = Signals(process)
     signals.listen(afterwards)
     try:
-        await signals.guard(work(signals))
+        async with supervised(supervisor, lambda: process.unready, signals.stopping):
+            await signals.guard(work(signals))
     finally:
         signals.close()
         if server is not None:
@@ -190,6 +203,8 @@ def tuned_interpreter() -> Iterator[None]:
 class Signals:
     """Handles SIGTERM and SIGINT of a running process: the first signal starts the drain, a second one stops it immediately.
 
+    A signal within `REPEAT_SECONDS` of the first is taken for its repetition, and changes nothing.
+
     stopping, cut_short: see `Stop`.
     """
 
@@ -204,6 +219,7 @@ class Signals:
         self._abandoning: set[asyncio.Task[None]] = set()
         self._afterwards: dict[signal.Signals, Any] = {}
         self._passes_on = False
+        self._stopping_since = 0.0
 
     def listen(self, afterwards: Handler | None = None) -> None:
         """Handle both signals. afterwards: their handler after `close`; None restores the present handlers.
@@ -242,10 +258,13 @@ class Signals:
 
     def _stop(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
+            if self._loop.time() < self._stopping_since + REPEAT_SECONDS:
+                return
             log.warning("second %s: stopping at once; entries in flight will be in doubt", number.name)
             self.cut_short = True
             self._abandoning.add(self._loop.create_task(self._abandon()))
         else:
+            self._stopping_since = self._loop.time()
             log.info("%s: draining; sends in flight have %s to finish", number.name, self._process.grace)
             self.stopping.set()
             self._abandoning.add(self._loop.create_task(self._abandon_late()))

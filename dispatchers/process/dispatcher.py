@@ -29,7 +29,8 @@ class Dispatcher:
     concurrency: sends at a time to one destination, by this dispatcher; `Limits(total_concurrency=...)` counts over all of them.
     max_in_flight: sends at a time to all destinations, by this dispatcher, with the entries that are claimed ahead.
     limits: concurrency, rate and circuit breaker of single destinations.
-    callback_concurrency: how many callbacks run at a time. Each uses a connection of the engine's pool.
+    callback_concurrency: how many callbacks run at a time, and how many functions of schedules. Each uses a connection of the
+        engine's pool.
     callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
         `lease - margin`.
     callback_transactions: where callbacks run instead of the engine's transactions: `dispatchers.django.DjangoTransactions()`.

@@ -7,7 +7,7 @@ the clock and the random source.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +22,13 @@ from dispatchers.flow_control.surveys import Share
 from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
+from dispatchers.periodic.schedules import Schedule
 from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.app_transactions import CompletionWorker
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.routing import Routes, merge, unmatched
+from dispatchers.pipeline.schedule_worker import ScheduleWorker, first_async, merged_schedules
 from dispatchers.process.heartbeat import Heartbeats, declared
 from dispatchers.process.loop_watch import Watched, watching
 from dispatchers.settings import GivenSettings, Settings
@@ -101,12 +103,14 @@ class DispatcherWork:
             margin=settings.margin,
             errors=self._activity.errors,
         )
+        schedules = merged_schedules(include)
         for warning in unmatched(self._routes, self._callbacks.names, settings.limits):
             log.warning("%s", warning)
         self.grace = settings.grace
         self.retention = Retention.of(settings.retention, self._routes.windows)
         self.store: Store = simulation.store or self._database_store(target)
         self._require_async_for(self._callbacks.first_async())
+        self._require_async_for(first_async(schedules))
         self.errors = self._activity.errors
         self.outages = OutageLog(clock, report=partial(self.errors.report, "dispatcher"))
         self._guard = FailoverGuard(
@@ -115,7 +119,28 @@ class DispatcherWork:
             clock=clock,
             file=None if settings.identity_file is None else IdentityFile(Path(settings.identity_file)),
         )
-        self._loops = ClaimLoops(
+        self._loops = self._claim_loops(settings, simulation)
+        self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
+        self._schedules = ScheduleWorker(
+            self.store,
+            schedules,
+            at_once=settings.callback_concurrency,
+            clock=clock,
+            may_enqueue=self._is_trusted,
+            away=self.outages.failed,
+            skipped=self._activity.note_skipped,
+            errors=self.errors,
+        )
+        self.heartbeats = self._reports(settings, schedules)
+        self._completion = CompletionWorker(
+            self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
+        )
+        self._sought: UUID | None = None
+        self._stopping: asyncio.Event | None = None
+        self._is_running = False
+
+    def _claim_loops(self, settings: Settings, simulation: Simulation) -> ClaimLoops:
+        return ClaimLoops(
             settings,
             self.store,
             self._routes,
@@ -125,20 +150,23 @@ class DispatcherWork:
             self._activity,
             env=self._env,
             keyring=lambda: self.keyring,
-            clock=clock,
-            rng=rng,
+            clock=simulation.clock,
+            rng=simulation.rng,
             share=self._share,
         )
-        self._watched = None if simulation.store else Watched(self._loops, self.store, self._activity, settings.lease)
-        shown = declared(settings, self._routes, self._callbacks.to_record, self.store.max_connections)
-        loops, tally = self._loops, self._activity.tally
-        self.heartbeats = Heartbeats(self.store, uuid4, shown, loops.in_flight, tally, used_up=loops.used_up)
-        self._completion = CompletionWorker(
-            self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
+
+    def _reports(self, settings: Settings, schedules: Sequence[Schedule]) -> Heartbeats:
+        shown = declared(settings, self._routes, self._callbacks.to_record, self.store.max_connections, schedules)
+        return Heartbeats(
+            self.store,
+            uuid4,
+            shown,
+            self._loops.in_flight,
+            self._activity.tally,
+            used_up=self._loops.used_up,
+            upcoming=self._schedules.upcoming,
+            failing=self._schedules.failing,
         )
-        self._sought: UUID | None = None
-        self._stopping: asyncio.Event | None = None
-        self._is_running = False
 
     def _database_store(self, target: Any) -> DatabaseStore:
         settings = self._settings
@@ -157,6 +185,10 @@ class DispatcherWork:
     @property
     def keyring(self) -> Keyring:
         return self._keyring or self._outbox.configuration.keyring
+
+    def serves(self, operation: str) -> bool:
+        """Whether one of its adapters sends entries of this operation."""
+        return self._routes.find(operation) is not None
 
     @property
     def callbacks(self) -> frozenset[str]:
@@ -195,6 +227,7 @@ class DispatcherWork:
                     self._guard.require_trust()
                     await self.reconcile()
                     await self._completion.run_once()
+                    await self._schedules.run_once()
                     return await self._loops.run_once()
 
     async def pump(self, stopping: asyncio.Event) -> None:
@@ -210,13 +243,20 @@ class DispatcherWork:
             async with self._activity.reporting():
                 try:
                     with watching(self._watched):
-                        await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
+                        await asyncio.gather(*self._loops.until(stopping), *self._pumps(stopping))
                         await self._loops.drain(self.grace)
                 except asyncio.CancelledError:
                     await self.abandon()
                     raise
         if self._loops.refusal is not None:
             raise self._loops.refusal
+
+    def _pumps(self, stopping: asyncio.Event) -> Iterator[Coroutine[Any, Any, None]]:
+        yield self._completion.pump(stopping)
+        yield self._schedules.pump(stopping)
+
+    def _is_trusted(self) -> bool:
+        return self._guard.is_current and self._guard.suspended is None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -246,7 +286,15 @@ class DispatcherWork:
             blocked_groups = await self.store.run(partial(count_blocked_groups, tables=self.store.tables))
             counts = {(name, state): n for name, gauge in gauges.items() for state, n in gauge.states.items()}
             oldest = {name: lag.total_seconds() for name, lag in lags.items()}
-            self._activity.report(Backlog(entries=counts, oldest_due_seconds=oldest, blocked_groups=blocked_groups))
+            behind = await self._schedules.lags() if self._schedules else {}
+            self._activity.report(
+                Backlog(
+                    entries=counts,
+                    oldest_due_seconds=oldest,
+                    blocked_groups=blocked_groups,
+                    schedule_lag_seconds=behind,
+                )
+            )
 
     async def report_server(self) -> None:
         """Log what `outbox doctor` finds in the server's settings. There is no such check for PostgreSQL and SQLite."""
@@ -272,6 +320,7 @@ class DispatcherWork:
             prefix=self._outbox.configuration.prefix,
             env=self._env(),
             keyring=self.keyring,
+            encryption=self._outbox.configuration.encryption,
             own=self.heartbeats.as_seen(),
         )
         return await diagnose(self.store.run, context)

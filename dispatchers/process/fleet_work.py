@@ -19,6 +19,7 @@ from dispatchers.flow_control.surveys import Share, Surveys
 from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.routing import Routes, merge
+from dispatchers.pipeline.schedule_worker import first_async, merged_schedules
 from dispatchers.process.databases_file import checked_databases, read_databases
 from dispatchers.process.dispatcher_work import DispatcherWork, check_include
 from dispatchers.settings import GivenSettings, Settings
@@ -62,7 +63,8 @@ class FleetWork:
         self._settings = settings
         self._observe = observe
         check_include(include)
-        _require_sync(Callbacks(operations.callbacks for operations in include))
+        _require_sync(Callbacks(operations.callbacks for operations in include).first_async())
+        _require_sync(first_async(merged_schedules(include)))
         checked = Settings.of(settings)
         if checked.callback_transactions is not None:
             raise ConfigurationError(
@@ -243,8 +245,8 @@ class FleetWork:
                 self._observe.forget(database)
 
 
-def _require_sync(callbacks: Callbacks) -> None:
-    if (callback := callbacks.first_async()) is not None:
+def _require_sync(callback: str | None) -> None:
+    if callback is not None:
         raise ConfigurationError(f"the callback {callback} is async: a fleet has synchronous drivers, so make it sync")
 
 

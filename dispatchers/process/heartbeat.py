@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import date, timedelta
@@ -19,6 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from dispatchers.periodic.schedules import Schedule
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.settings import Settings
 from dispatchers.store.connections.outage_log import cause_of, is_outage
@@ -36,7 +37,11 @@ LEAVE_SECONDS = 1.0  # less than the time in which a process must close its conn
 
 
 def declared(
-    settings: Settings, routes: Routes, callbacks: frozenset[str], max_connections: int | None
+    settings: Settings,
+    routes: Routes,
+    callbacks: frozenset[str],
+    max_connections: int | None,
+    schedules: Collection[Schedule] = (),
 ) -> dict[str, Any]:
     """The settings that should be equal in all dispatchers of a fleet. Durations are seconds.
 
@@ -51,6 +56,15 @@ def declared(
         "callbacks": sorted(callbacks),
         "max_connections": max_connections,
         "operations": {route.name: _operation(route) for route in routes.all},
+        **({"schedules": {each.name: _schedule(each) for each in schedules}} if schedules else {}),
+    }
+
+
+def _schedule(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "expression": schedule.expression,
+        "jitter": _plain(schedule.jitter),
+        "catch_up": schedule.catch_up,
     }
 
 
@@ -95,6 +109,7 @@ class Heartbeats:
 
     in_flight: returns the number of sends in flight. tally: counts the attempts since the last heartbeat.
     used_up: returns the settings whose budgets are used up, and the destinations that wait for that.
+    upcoming: returns the next instants of its schedules. failing: returns what has failed of those that fail.
     """
 
     def __init__(
@@ -106,10 +121,14 @@ class Heartbeats:
         tally: Tally,
         *,
         used_up: Callable[[], Mapping[str, list[str]]],
+        upcoming: Callable[[], Mapping[str, list[str]]] = dict,
+        failing: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._store = store
         self._declared = declared
         self._used_up = used_up
+        self._upcoming = upcoming
+        self._failing = failing
         self._in_flight = in_flight
         self._tally = tally
         self._new_id = new_id
@@ -145,14 +164,14 @@ class Heartbeats:
         return heartbeats.seen(asdict(self._heartbeat()) | times, EPOCH)
 
     def _heartbeat(self) -> Heartbeat:
-        used_up = self._used_up()
+        now = {"used_up": self._used_up(), "upcoming": self._upcoming(), "failing": self._failing()}
         return Heartbeat(
             id=self._id,
             host=socket.gethostname()[:255],
             pid=os.getpid(),
             version=_version(),
             in_flight=self._in_flight(),
-            declared=json.dumps(self._declared | ({"used_up": used_up} if used_up else {}), sort_keys=True),
+            declared=json.dumps(self._declared | {name: each for name, each in now.items() if each}, sort_keys=True),
         )
 
     async def beat(self) -> None:

@@ -18,15 +18,16 @@ log = logging.getLogger("outbox.observer")
 
 MAX_CAUSES = 10
 
-Where: TypeAlias = Literal["adapter", "callback", "completion", "job", "dispatcher"]
+Where: TypeAlias = Literal["adapter", "callback", "completion", "schedule", "job", "dispatcher"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
     """An exception that the dispatcher did not expect. It has no exception and no text of one: they may show a payload or a key.
 
-    where: an `adapter` raised, a `callback` or a `completion` raised or was too slow, a scheduled `job` failed, or it is an error
-        of the `dispatcher` itself. Not reported are outcomes, and a database that is unavailable.
+    where: an `adapter` raised, a `callback`, a `completion` or the function of a `schedule` raised or was too slow, a `job` of
+        maintenance failed, or it is an error of the `dispatcher` itself. Not reported are outcomes, and a database that is
+        unavailable.
     error: the exception's class, with the SQLSTATE of a database error. text: of the library's own exceptions; else empty.
     frames: where it was raised: files, lines and functions, no values. trace: the same as text, with its causes.
     entry_id, operation, destination: of the entry; None if it is about none. request_id: of a completion that no entry brought.
@@ -75,7 +76,7 @@ class ErrorReports:
             self._report(
                 ErrorReport(
                     where=where,
-                    error=_named(error),
+                    error=named(error),
                     text=_text(error) if text is None else text,
                     frames=traceback.extract_tb(error.__traceback__),
                     trace=described(error),
@@ -93,12 +94,13 @@ class ErrorReports:
 def described(error: BaseException) -> str:
     """The error with its trace, for the log. Others' texts are left out: they show rows, parameters and payloads."""
     return "after ".join(
-        f"{_named(each)}{f': {text}' if (text := _text(each)) else ''}\n{''.join(traceback.format_tb(each.__traceback__))}"
+        f"{named(each)}{f': {text}' if (text := _text(each)) else ''}\n{''.join(traceback.format_tb(each.__traceback__))}"
         for each in _with_causes(error)
     ).rstrip()
 
 
-def _named(error: BaseException) -> str:
+def named(error: BaseException) -> str:
+    """Its class, with the SQLSTATE of a database error."""
     code = sqlstate(getattr(error, "orig", None))
     return f"{type(error).__name__}{f' {code}' if code else ''}"
 

@@ -37,6 +37,7 @@ class Activity:
     lost_leases: by destination: another process has claimed the entry before this one settled it.
     blocked_seconds: how long the event loop was blocked, by the destination and the operation whose send blocked it; `none` for
         what was no send. Blocks of less than 5 s, or a quarter of a short lease, are not counted.
+    skipped_instants: instants that were missed and not enqueued, by schedule; of more than 1000 at a time only so many.
     """
 
     attempts: Sequence[Attempt]
@@ -44,6 +45,7 @@ class Activity:
     settlements: Mapping[tuple[str, str], int]
     lost_leases: Mapping[str, int]
     blocked_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    skipped_instants: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,13 @@ class Backlog:
     entries: those that have not ended, by destination and state; of a long queue at least so many.
     oldest_due_seconds: how long the oldest due entry of a destination has waited for a claim; without those where nothing waits.
     blocked_groups: ordering groups that an operator must release.
+    schedule_lag_seconds: for how long each schedule of this dispatcher has been due, 0 if it is not; without paused ones.
     """
 
     entries: Mapping[tuple[str, str], int]
     oldest_due_seconds: Mapping[str, float]
     blocked_groups: int
+    schedule_lag_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 Event: TypeAlias = Activity | Levels | Backlog

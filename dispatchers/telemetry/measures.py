@@ -69,6 +69,13 @@ BLOCKED = Measure(
     "How long the event loop was blocked, by the operation whose send blocked it.",
     ("destination", "operation"),
 )
+SKIPPED = Measure(
+    "outbox_schedule_instants_skipped_total",
+    "outbox.schedule.instants.skipped",
+    "{instant}",
+    "Instants of a schedule that were missed and not enqueued.",
+    ("schedule",),
+)
 SEND_DURATION = Measure(
     "outbox_send_duration_seconds",
     "messaging.client.operation.duration",
@@ -85,7 +92,7 @@ SEND_DELAY = Measure(
     ("destination",),
     DELAY_SECONDS,
 )
-MEASURES = (SENDS, LOOKUPS, CLAIMED, SETTLED, LOST, BLOCKED, SEND_DURATION, SEND_DELAY)
+MEASURES = (SENDS, LOOKUPS, CLAIMED, SETTLED, LOST, BLOCKED, SKIPPED, SEND_DURATION, SEND_DELAY)
 
 
 class Names:
@@ -130,6 +137,8 @@ def counts(activity: Activity, names: Names) -> Iterator[Sample]:
     yield from ((measure, labels, count) for (measure, labels), count in counted.items())
     for sending, seconds in activity.blocked_seconds.items():
         yield BLOCKED, names.operation(*sending), seconds
+    for schedule, count in activity.skipped_instants.items():
+        yield SKIPPED, (schedule,), count
 
 
 def durations(activity: Activity, names: Names) -> Iterator[Sample]:
@@ -245,6 +254,14 @@ GAUGES: Mapping[type, tuple[Gauge, ...]] = {
             "Ordering groups that an operator must release.",
             (),
             _alone("blocked_groups"),
+        ),
+        Gauge(
+            "outbox_schedule_lag_seconds",
+            "outbox.schedule.lag",
+            "s",
+            "For how long a schedule has been due; 0 if it is not due.",
+            ("schedule",),
+            _by_destination("schedule_lag_seconds"),
         ),
     ),
 }

@@ -43,7 +43,8 @@ SYSTEM = {"messaging.system": "outbox"}
 SENDING = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
 SUCCESSES = ("delivered", "replayed")
 ATTRIBUTES = {"destination": "messaging.destination.name"} | {
-    label: f"outbox.{label}" for label in ("database", "operation", "result", "transition", "state", "reason")
+    label: f"outbox.{label}"
+    for label in ("database", "operation", "result", "transition", "state", "reason", "schedule")
 }
 """The attribute of each label."""
 

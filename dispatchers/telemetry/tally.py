@@ -33,12 +33,15 @@ class Tally:
         self._names = Names(MAX_NAMES)
 
     def add(self, destination: str, result: str, seconds: float) -> None:
-        self._counts[self._names.destination(destination), result, bisect_left(BOUNDS, seconds)] += 1
+        self._counts[destination, result, bisect_left(BOUNDS, seconds)] += 1
 
     def take(self) -> Mapping[Tallied, int]:
-        """All counts; from now on it counts from zero."""
+        """All counts; from now on it counts from zero. The destinations' names are bounded here, not at each send."""
         taken, self._counts = self._counts, Counter()
-        return {Tallied(*key): sends for key, sends in taken.items()}
+        bounded = Counter[Tallied]()
+        for (destination, result, bucket), sends in taken.items():
+            bounded[Tallied(self._names.destination(destination), result, bucket)] += sends
+        return bounded
 
     def give_back(self, counts: Mapping[Tallied, int]) -> None:
         """What could not be written is written with the next heartbeat."""

@@ -33,8 +33,8 @@ from dispatchers.adapters.email.message import (
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
 from dispatchers.adapters.email.replies import OutOfStep
 from dispatchers.adapters.trust import Tls, given_context, trusting
-from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown
-from dispatchers.threads import as_async, on_own_thread
+from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivery, Outcome, Rejected, Unknown
+from dispatchers.threads import Threads, as_async
 from dispatchers.time_limits import DEFAULT_RETRY, RetryPolicy, Window
 from outbox.errors import ConfigurationError
 
@@ -117,6 +117,7 @@ class SmtpAdapter(Adapter):
             local_hostname=local_hostname,
         )
         self._connections = _Connections(self._server, max_connections)
+        self._composer = Threads(1, "outbox-compose")  # one: many would keep the interpreter from the event loop
         self._credentials = Credentials([password or ""])
         if window is not None:  # the server with its keys, the header of the keys, and the values in the mail's bytes
             self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender}"
@@ -130,13 +131,17 @@ class SmtpAdapter(Adapter):
         if delivery.options:
             return Rejected(f"unknown options {sorted(delivery.options)}: a mail takes none")
         try:
-            message = await self._composed(delivery)
+            async with asyncio.timeout_at(self._dot_latest(delivery.deadline)):
+                message = await self._composed(delivery)
         except Unsendable as error:
             return Rejected(str(error))
+        except TimeoutError:
+            return Deferred("the mail was not made in time, as other large mails were made first; nothing was sent")
         return self._credentials.removed_from(await self._hand_in(message, delivery.deadline))
 
     async def aclose(self) -> None:
         """Close the connections. You may use the adapter again afterwards."""
+        self._composer.close()
         await self._connections.close()
 
     def _finding_by(self, find: Callable[[Delivery, str], Any]) -> Callable[[Delivery], Awaitable[Any]]:
@@ -152,10 +157,10 @@ class SmtpAdapter(Adapter):
         return found
 
     async def _composed(self, delivery: Delivery) -> Message:
-        """The mail; a large one is made on a thread, because it would keep the event loop from everything else."""
+        """The mail; large ones are made on a thread, one at a time: they would keep the event loop from everything else."""
         if len(delivery.payload_json) <= MAX_COMPOSED_BYTES:
             return self._compose(delivery)
-        message: Message = await on_own_thread("outbox-compose", self._compose, delivery)
+        message: Message = await asyncio.wrap_future(self._composer.submit(self._compose, delivery))
         return message
 
     def _compose(self, delivery: Delivery) -> Message:
@@ -169,8 +174,7 @@ class SmtpAdapter(Adapter):
 
     async def _hand_in(self, message: Message, deadline: float) -> Outcome:
         """One mail transaction on a connection. The connection is closed unless both sides agree on its state."""
-        seconds = self.timeout.total_seconds()
-        dot_latest, reply_latest = deadline - seconds / 2, deadline - seconds / 20
+        dot_latest, reply_latest = self._dot_latest(deadline), deadline - self.timeout.total_seconds() / 20
         exchange = Exchange()
         connection = None
         in_step = False
@@ -189,6 +193,10 @@ class SmtpAdapter(Adapter):
         finally:
             if connection is not None:
                 self._connections.give_back(connection, in_step=in_step)
+
+    def _dot_latest(self, deadline: float) -> float:
+        """When the final dot may be sent at the latest, on the event loop's clock."""
+        return deadline - self.timeout.total_seconds() / 2
 
 
 class _Connections:

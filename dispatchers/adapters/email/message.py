@@ -87,6 +87,8 @@ class Message:
 
     id: the Message-ID. recipients: those of to, cc and bcc, each once. content: header and body in lines that end with
         CRLF, without the dots that SMTP adds. international: an address needs the server's SMTPUTF8 (RFC 6531).
+    stuffed: the content for DATA, with the added dots, without the final dot. RFC 5321, 4.5.2. Made here, because a large mail
+        is made on a thread.
     """
 
     id: str
@@ -94,13 +96,13 @@ class Message:
     recipients: tuple[str, ...] = field(repr=False)
     content: bytes = field(repr=False)
     international: bool
+    stuffed: bytes = field(init=False, repr=False)
 
-    @property
-    def stuffed(self) -> bytes:
-        """The content for DATA, with the added dots, without the final dot. RFC 5321, 4.5.2."""
-        return (b"\n" + self.content).replace(b"\n.", b"\n..")[
-            1:
-        ]  # in a large mail, far faster than a regular expression
+    def __post_init__(self) -> None:
+        stuffed = self.content
+        if stuffed.startswith(b".") or b"\n." in stuffed:  # most mails have no such line, and are not copied
+            stuffed = (b"\n" + stuffed).replace(b"\n.", b"\n..")[1:]  # far faster than a regular expression
+        object.__setattr__(self, "stuffed", stuffed)
 
 
 def compose(
