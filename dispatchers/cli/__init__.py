@@ -36,6 +36,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "verify": Command("verify:verify", "Check the stored history against the invariants."),
         "doctor": Command("doctor:doctor", "Find faults of the setup, and name a remedy for each."),
         "audit": Command("audit:audit", "List the decisions of operators, the newest first."),
+        "schedules": Command("schedules:schedules", "Manage the schedules of periodic effects."),
         "destinations": Command("destinations:destinations", "Show each destination's backlog and throttling."),
     },
     "Decide": {

@@ -84,7 +84,7 @@ def _dialect_option(command: Callable[..., Any], names: Sequence[str]) -> Callab
 
 
 @db.command()
-@partial(_dialect_option, names=["postgresql", "sqlite", "mariadb", "portable"])
+@partial(_dialect_option, names=["postgresql", "sqlite", "mariadb", "mysql", "portable"])
 @click.option("--since", metavar="REVISION", help="Only migrations after this revision, the database's current one.")
 @options.schema_option
 @options.prefix_option
@@ -101,7 +101,7 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 
 
 @db.command()
-@partial(_dialect_option, names=["postgresql", "mariadb", "portable"])
+@partial(_dialect_option, names=["postgresql", "mariadb", "mysql", "portable"])
 @click.option("--app", default="outbox_app", show_default=True, help="Role of the app, which enqueues.")
 @click.option(
     "--dispatcher", default="outbox_dispatcher", show_default=True, help="Role of the dispatcher, which sends."

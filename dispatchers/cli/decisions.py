@@ -9,6 +9,7 @@ import click
 from dispatchers.cli import filters, options
 from dispatchers.cli.bulk import NO_BULK, Bulk, bulk_options, decide_in_bulk, require_one
 from dispatchers.cli.connections import deciding, reading
+from dispatchers.cli.data_keys import data_keys
 from dispatchers.cli.filters import Given
 from dispatchers.cli.named_entries import find
 from dispatchers.cli.output import answer, can_ask, clean
@@ -16,7 +17,8 @@ from dispatchers.cli.over_databases import decision_options
 from dispatchers.cli.proposals import configuration_of, propose
 
 if TYPE_CHECKING:
-    from dispatchers.admin.decide.effects import Action, Verdict
+    from dispatchers.admin.decide.effects import Action
+    from dispatchers.admin.decide.rules import Verdict
 
 VERDICTS: "dict[Verdict, str]" = {
     "happened": "it happened",
@@ -117,7 +119,8 @@ def resolve(
         _confirm(id, verdict, target)
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
-        decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)
+        by: dict[str, Any] = {"actor": actor, "reason": reason, "result": answered, "encryption": data_keys()}
+        decisions.resolve(connection, tables, entry_id, verdict, **by)
     follows = SENDS if verdict == "send_again" else SETTLES
     _report(entry_id, "resolve", actor, f"entry {entry_id}: {VERDICTS[verdict]}; {follows}", verdict=verdict)
 
@@ -143,10 +146,11 @@ def _parsed_result(result: str | None, verdict: "Verdict") -> Any:
 def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
     """Ask outside the deciding transaction: an operator may take long to answer."""
     from dispatchers.admin.read import entries as admin_entries
+    from outbox.encryption import UNOPENED
 
     with reading(target) as (connection, tables):
         entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
-    if entry.state != "uncertain":
+    if entry.state != "uncertain" and not (entry.reason or "").startswith(UNOPENED):
         return  # the decision will be refused: ask nothing
     click.echo(
         f"entry {entry.id}: {entry.operation} of {clean(entry.parent)}, {entry.state}"

@@ -9,6 +9,7 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import examining, runner
+from dispatchers.cli.data_keys import data_keys
 from dispatchers.cli.exit_codes import UNHEALTHY
 from dispatchers.cli.keys import ring_of
 from dispatchers.cli.output import answer, prose
@@ -59,6 +60,7 @@ def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
             env=env,
             keyring=keyring,
             malformed=malformed,
+            encryption=data_keys(),
             missing=missing_packages(target.database),
         )
         found = asyncio.run(diagnose(runner(connection), context))

@@ -9,6 +9,7 @@ import click
 from dispatchers.admin.read.plain_values import plain
 from dispatchers.cli import filters, options, rendering
 from dispatchers.cli.connections import deciding, reading
+from dispatchers.cli.data_keys import data_keys
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.filters import ENDED, Given
 from dispatchers.cli.named_entries import find, is_known_id, require_any
@@ -124,7 +125,8 @@ def list_entries(text: str | None, given: Given, limit: int, after: Any, target:
     with reading(target) as (connection, tables):
         page = admin_entries.list_entries(connection, tables, wanted, max_entries=limit, after=after, max_rows=MAX_ROWS)
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": page.next}
-    answer(document, lambda: rendering.page(page, ended=ended, env=given["env"]))
+    selected = filters.as_options(given)
+    answer(document, lambda: rendering.page(page, ended=ended, env=given["env"], selected=selected))
 
 
 def _list_found(text: str, target: options.Target) -> None:
@@ -161,7 +163,8 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
     """Show one entry in full: fields, state and history.
 
     ID is the entry's id, or at least its first 8 digits. TEXT names the entry as for `list`. If TEXT names several entries, the
-    command lists them. --payload needs --reason, which is recorded with --actor.
+    command lists them. --payload needs --reason, which is recorded with --actor. To show an encrypted payload,
+    set OUTBOX_DATA_KEYS.
     """
     from dispatchers.admin.decide.payloads import reveal
     from dispatchers.admin.read import entries as admin_entries
@@ -182,6 +185,7 @@ def show(text: str, payload: bool, actor: str, reason: str | None, target: optio
         entry = admin_entries.read_entry(connection, tables, entry_id)
     if payload and reason is not None:
         with deciding(target) as (connection, tables):
-            content = reveal(connection, tables, entry.id, actor=actor, reason=reason).payload
+            encryption = data_keys()
+            content = reveal(connection, tables, entry.id, actor=actor, reason=reason, encryption=encryption).payload
     document = plain(entry) | ({"payload": content} if payload else {})
     answer(document, lambda: rendering.details(entry, content, with_payload=payload))

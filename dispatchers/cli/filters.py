@@ -1,11 +1,14 @@
 """The options that select entries: the same for `list` and for decisions in bulk."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from dispatchers.admin.read.plain_values import instant, span
 from dispatchers.cli import options
 
 if TYPE_CHECKING:
@@ -75,6 +78,29 @@ def is_empty(given: Given, *, env_selects: bool = True) -> bool:
     if env_selects and was_given("env"):
         return False
     return all(value in (None, (), False) for name, value in given.items() if name != "env")
+
+
+def as_options(given: Given) -> str:
+    """The given options that select entries, as on the command line. Without `--since`, which the list itself states."""
+    parts = []
+    for name in _NAMES:
+        value = given[name]
+        if value in (None, (), False) or name == "since" or (name == "env" and not was_given("env")):
+            continue
+        option = "--state" if name == "states" else "--" + name.replace("_", "-")
+        values = value if isinstance(value, tuple) else (value,)
+        parts += [option if each is True else f"{option} {_written(each)}" for each in values]
+    return " ".join(parts)
+
+
+def _written(value: Any) -> str:
+    match value:
+        case timedelta():
+            return span(value)
+        case datetime():
+            return instant(value)
+        case _:
+            return shlex.quote(str(value))
 
 
 def has_only(given: Given, option: str) -> bool:

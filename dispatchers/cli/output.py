@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MAX_COLUMNS = 10_000  # without a terminal nothing is cut: one entry stays on one line for grep
-SHORT_ID_CHARS = 8  # the minimum that a command accepts: among a million ids, one in 4000 shares them
+SHORT_ID_CHARS = 13  # twelve digits and a dash: the entries of one parent share the first eight
 
 
 def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") -> None:

@@ -10,6 +10,7 @@ import click
 from dispatchers.admin.read.plain_values import instant
 from dispatchers.cli import options, rendering
 from dispatchers.cli.connections import deciding, reading
+from dispatchers.cli.data_keys import data_keys
 from dispatchers.cli.filters import ENDED, WAITING, Given, filter_of
 from dispatchers.cli.named_entries import find
 from dispatchers.cli.output import answer, can_ask, cell, clean, draw, prose, table
@@ -34,7 +35,7 @@ def outbox_of(env: str | None, target: options.Target) -> "Outbox | None":
     secret = os.environ.get("OUTBOX_SECRET")
     if not secret or not env:
         return None
-    return Outbox(ring_of(secret), env=env, schema=target.schema, prefix=target.prefix)
+    return Outbox(ring_of(secret), env=env, schema=target.schema, prefix=target.prefix, encryption=data_keys())
 
 
 def configuration_of(env: str | None, target: options.Target) -> "Configuration | None":

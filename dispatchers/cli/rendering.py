@@ -73,8 +73,7 @@ def _queue(found: "Overview", max_shown: int) -> "Iterator[RenderableType]":
             "yellow",
         )
     for unserved in found.unserved or ():
-        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
-        yield prose(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}", "yellow")
+        yield prose(unserved.text, "yellow")
     named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
     for waiting in found.unregistered:
         if (waiting.operation, waiting.destination) not in named:
@@ -176,6 +175,8 @@ def _throttling(state: "DestinationState", at: datetime) -> str:
 
 def _note(destination: "DestinationOverview", at: datetime) -> str:
     notes = []
+    if not destination.is_whole:
+        notes.append(f"only the {destination.counted:,} due last are counted")
     if destination.paused:
         notes.append(f"paused: {destination.paused_reason or 'no reason given'}")
     if destination.breaker != "closed":
@@ -249,8 +250,8 @@ def _unread(found: "Found") -> str:
     return "; ".join([*([f"searched only {', '.join(lists)}"] if lists else []), *withheld])
 
 
-def page(found: "Page", *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
-    """env: the deployment's own, if it is known: an entry's env is shown if it differs."""
+def page(found: "Page", *, ended: bool, env: str | None, selected: str) -> "Iterator[RenderableType]":
+    """env: the deployment's own, if it is known: an entry's env is shown if it differs. selected: the options that select."""
     if found.entries:
         elastic = ["OPERATION", "PARENT", "REASON"]
         has_envs = len({entry.env for entry in found.entries} | ({env} if env else set())) > 1
@@ -268,7 +269,7 @@ def page(found: "Page", *, ended: bool, env: str | None) -> "Iterator[Renderable
             )
         yield drawn
     else:
-        yield prose(_none(found, ended=ended))
+        yield prose(_none(found, ended=ended, selected=selected))
     if found.next and is_screen():
         yield prose("next page: repeat the command with", "dim")
         yield prose(f"--after {found.next}", "dim")  # on its own line, so that it can be copied
@@ -282,13 +283,14 @@ def with_parents(entries: "Sequence[EntrySummary]") -> "RenderableType":
     return drawn
 
 
-def _none(page: "Page", *, ended: bool) -> str:
+def _none(page: "Page", *, ended: bool, selected: str) -> str:
     if page.next is not None:
         return f"none among the entries compared so far; --after {page.next} continues"
-    if page.since is None:
-        return "none"
-    longer = "; --since 30d lists older ones" if ended else ""
-    return f"none {'ended' if ended else 'due'} since {instant(page.since)}{longer}"
+    entry = f"no {'finished' if ended else 'unfinished'} entry" + (f" with {selected}" if selected else "")
+    if page.since is not None:
+        longer = "; --since 30d lists older ones" if ended else ""
+        return f"{entry} {'ended' if ended else 'became due'} since {instant(page.since)}{longer}"
+    return entry if selected else f"{entry}; for finished ones: --state delivered, failed or cancelled"
 
 
 def _when(entry: "EntrySummary", at: datetime) -> str:
@@ -354,6 +356,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "in doubt since", entry.in_doubt_since and instant(entry.in_doubt_since)
     yield "settled", entry.settled_at and instant(entry.settled_at)
     yield "result", None if entry.result is None else json_text(entry.result)
+    yield "payload version", entry.payload_version
     yield "options", json_text(entry.options) if entry.options else None
     yield "headers", json_text(entry.headers) if entry.headers else None
     yield "record", entry.record_id

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,7 +21,7 @@ from starlette.types import Scope
 
 from dispatchers.admin.read.compared import missing_rights
 from dispatchers.admin.read.plain_values import plain
-from dispatchers.dashboard import protection, rendering
+from dispatchers.dashboard import alerts, protection, rendering
 from dispatchers.dashboard.access import Authenticator, Identity, identify, rights_of
 from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches
 from dispatchers.dashboard.asgi import AsgiApp
@@ -81,6 +83,7 @@ class Dashboard(AsgiApp):
         self._trusted = protection.checked_origins(trusted_origins)
         self._sign_out = sign_out
         self._templates = rendering.environment()
+        self._incidents = alerts.RecentIncidents()
         super().__init__(self._routes(), self._missing)
 
     def close(self) -> None:
@@ -144,7 +147,9 @@ class Dashboard(AsgiApp):
         prefix = rendering.prefix_of(request)
         common: dict[str, Any] = {
             "identity": identity,
-            "views": [view for view in VIEWS if view.in_navigation] if identity else [],
+            "views": [view for view in VIEWS if view.in_navigation and identity.may(view.role)] if identity else [],
+            "alerts": [],
+            "badges": {},
             "view": None,
             "csrf_token": "",
             "sign_out": self._sign_out,
@@ -168,9 +173,9 @@ class Dashboard(AsgiApp):
             _require(identity, view)
             given = query_of(request)
             query: Any = self._query(view, identity, given)
-            result = await self._on_thread(RELOAD, self._read, view, identity, query)
+            result, shared = await self._on_thread(RELOAD, self._read_page, view, identity, query)
             token = protection.token_of(request)
-            values = {"view": view, "title": view.title, "query": query, "result": result, "csrf_token": token}
+            values = {"view": view, "title": view.title, "query": query, "result": result, "csrf_token": token} | shared
             values["query_values"] = {name: each for name, each in given.items() if name not in request.path_params}
             done = next((action.done for action in ACTIONS if action.name == request.query_params.get("done")), None)
             text = await run_in_threadpool(self._rendered, request, identity, view.template, **values, done=done)
@@ -194,11 +199,28 @@ class Dashboard(AsgiApp):
         return query
 
     def _read(self, view: View, identity: Identity, query: Any) -> Any:
-        rights = rights_of(identity)
-        reading = self._databases.reading_as_operator if view.decides and rights else self._databases.reading
-        with reading() as connection:
-            found = view.read(Reading(connection=connection, **self._given(identity)), query)
-        return found if Right.KEYS in rights else without_keys(found)
+        with self._reading(view, identity) as connection:
+            return self._read_with(connection, view, identity, query)
+
+    def _read_page(self, view: View, identity: Identity, query: Any) -> tuple[Any, dict[str, Any]]:
+        """What the page shows, and what every page shows, read with one connection."""
+        with self._reading(view, identity) as connection:
+            found = self._read_with(connection, view, identity, query)
+            return found, alerts.shown(self._incidents.read(connection, self._databases.tables))
+
+    def _reading(self, view: View, identity: Identity) -> AbstractContextManager[Connection]:
+        as_operator = view.decides and rights_of(identity)
+        return self._databases.reading_as_operator() if as_operator else self._databases.reading()
+
+    def _read_with(self, connection: Connection, view: View, identity: Identity, query: Any) -> Any:
+        found = view.read(Reading(connection=connection, **self._given(identity)), query)
+        return found if Right.KEYS in rights_of(identity) else without_keys(found)
+
+    def _read_shared(self) -> dict[str, Any]:
+        """What every page shows. A page that reports a decision is shown also without."""
+        with suppress(SQLAlchemyError, Failure), self._databases.reading() as connection:
+            return alerts.shown(self._incidents.read(connection, self._databases.tables))
+        return {}
 
     async def _specification(self, request: Request, identity: Identity) -> Response:
         return as_json_response(document(VIEWS, ACTIONS, server=rendering.prefix_of(request) + API))
@@ -217,6 +239,7 @@ class Dashboard(AsgiApp):
             if action.template is not None:
                 token = protection.token_of(request)
                 values = {"title": action.summary, "result": result, "csrf_token": token, "back": rendering.local(back)}
+                values |= await self._on_thread(LOOK_FIRST, self._read_shared)
                 return HTMLResponse(self._rendered(request, identity, action.template, **values))
             target = rendering.with_done(rendering.prefix_of(request), back, action.name)
             return RedirectResponse(target, 303)
@@ -236,6 +259,12 @@ class Dashboard(AsgiApp):
         return answer
 
     def _run(self, action: Action, identity: Identity, form: Any) -> Any:
+        try:
+            return self._decide(action, identity, form)
+        finally:
+            self._incidents.forget()
+
+    def _decide(self, action: Action, identity: Identity, form: Any) -> Any:
         if action.in_batches:
             with self._databases.deciding_in_batches() as engine:
                 return action.run(DecidingInBatches(engine=engine, **self._given(identity)), form)

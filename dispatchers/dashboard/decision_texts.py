@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from dispatchers.admin.decide.effects import Action, Verdict
+from dispatchers.admin.decide.effects import Action
+from dispatchers.admin.decide.rules import Verdict
 from dispatchers.admin.decide.safe import Decision
 from outbox.errors import ConfigurationError
 
@@ -107,6 +108,11 @@ BULK: Mapping[BulkName, BulkText] = {
         "again",
     ),
 }
+
+
+def name_of(action: Action, verdict: Verdict | None) -> BulkName:
+    """The name of a decision in bulk."""
+    return next(name for name, text in BULK.items() if (text.action, text.verdict) == (action, verdict))
 
 
 def checked_second_person(names: Collection[str]) -> frozenset[str]:

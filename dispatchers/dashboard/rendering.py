@@ -15,13 +15,21 @@ from markupsafe import Markup
 from starlette.requests import Request
 
 from dispatchers.admin.decide.again import ASKED_ALREADY
-from dispatchers.admin.read.plain_values import instant, span
+from dispatchers.admin.read.plain_values import instant
+from dispatchers.dashboard.charts import durations_chart, sends_chart
 from dispatchers.dashboard.decision_texts import BULK, TEXTS
+from dispatchers.dashboard.units import bytes_text, duration_text, limited_text, number_text, relative_text
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 STAMP = sha256(b"".join(path.read_bytes() for path in sorted(STATIC.rglob("*")) if path.is_file())).hexdigest()[:10]
 """A hash of the scripts and styles: part of their addresses, so that a browser may keep each version."""
+
+HEADER_WIDTH = 990
+"""Of the header in pixels, without what differs: the badges, the database, the user's name and the link to sign out."""
+SIGN_OUT_WIDTH, BADGE_MARGIN, CHARACTER_WIDTH = 60, 16, 8
+DATABASE_CHARACTERS, NAME_CHARACTERS = 26, 16
+"""The header shows so much of a name: `.database` and `.who` in dashboard.css."""
 
 
 @cache
@@ -34,9 +42,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"instant": instant, "span": span, "json": pretty_json, "bytes": bytes_text, "number": number_text}
+    made.filters |= {"instant": instant, "json": pretty_json}
+    made.filters |= {"bytes": bytes_text, "number": number_text, "duration": duration_text, "limited": limited_text}
     made.globals |= {
         "time": time_element,
+        "menu_width": menu_width,
+        "sends_chart": sends_chart,
+        "durations_chart": durations_chart,
         "command": command_text,
         "options": command_options,
         "decision_texts": TEXTS,
@@ -84,14 +96,25 @@ def back_of(request: Request) -> str | None:
 
 
 def time_element(at: datetime | None, now: datetime, empty: str = "") -> Markup:
-    """An instant as `3m ago` or `in 3m`, by the database's clock. A script counts on from `data-now`, because the reader's clock
-    may differ, and shows the exact time in the reader's time zone.
+    """An instant as `3 min ago` or `in 3 min`, by the database's clock. A script counts on from `data-now`, because the reader's
+    clock may differ, and shows the exact time in the reader's time zone.
     """
     if at is None:
         return Markup("{}").format(empty)
-    relative = f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
     element = Markup('<time datetime="{0}" title="{0}" data-now="{1}">{2}</time>')
-    return element.format(instant(at), instant(now), relative)
+    return element.format(instant(at), instant(now), relative_text(at, now))
+
+
+def menu_width(badges: Mapping[str, str], database: str | None, name: str, sign_out: str | None) -> int:
+    """Up to this width of the screen, in pixels, the pages are in a menu: else the header would not show all of them in its row.
+
+    database: which one, if there are several. name: of the user; empty without one.
+    """
+    width = HEADER_WIDTH + sum(BADGE_MARGIN + CHARACTER_WIDTH * len(text) for text in badges.values() if text)
+    width += CHARACTER_WIDTH * min(len(name), NAME_CHARACTERS) + (SIGN_OUT_WIDTH if sign_out else 0)
+    if database is not None:
+        width += CHARACTER_WIDTH * min(len(f"Database: {database}  "), DATABASE_CHARACTERS + 2)
+    return width
 
 
 def command_text(*words: Any) -> str:
@@ -111,14 +134,3 @@ def option(name: str) -> str:
 
 def pretty_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def bytes_text(count: int | None) -> str:
-    if count is None:
-        return "unknown size"
-    return f"{count} bytes" if count < 10_000 else f"{count / 1000:.0f} kB"
-
-
-def number_text(value: float) -> str:
-    """The number with a thin space between thousands."""
-    return f"{value:,}".replace(",", "\u202f")

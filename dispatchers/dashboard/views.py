@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from dispatchers.admin.read.entries import EntrySummary
 from dispatchers.dashboard.access import Identity, Role
 from outbox.configuration import Configuration
+from outbox.encryption import Encryption
 from outbox.sql.schema.tables import Tables
 
 
@@ -23,6 +24,11 @@ class Context:
     identity: Identity
     second_person: Collection[str] = ()
     configuration: Configuration | None = None
+
+
+def encryption_of(context: Context) -> Encryption | None:
+    """The app's data keys, if this dashboard has them."""
+    return None if context.configuration is None else context.configuration.encryption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,9 +179,9 @@ def test_an_unexpected_error_keeps_its_trace() -> None:
     [
         ("postgresql", "the URL is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name"),
         (
-            "mysql://user:hunter2@host/shop",
-            "the URL is for another database: the outbox runs on postgresql, sqlite and mariadb, not on 'mysql': MySQL, TiDB and"
-            " Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB",
+            "oracle://user:hunter2@host/shop",
+            "the URL is for another database: the outbox runs on postgresql, sqlite, mariadb and mysql, not on"
+            " 'oracle'",
         ),
         ("postgresql+nodriver://user:hunter2@host/shop", "names an unknown driver, 'postgresql+nodriver'"),
         ("postgresql+psycopg2://user:hunter2@host/shop", "needs the driver 'psycopg2', which is not installed"),

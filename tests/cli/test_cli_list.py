@@ -71,7 +71,9 @@ def test_what_ended_long_ago_is_listed_only_when_asked_for(database: Database, o
 
     printed = succeeded("list", "--state", "delivered", database=database)
 
-    assert re.fullmatch(r"none ended since \S+Z; --since 30d lists older ones\n", printed)
+    assert re.fullmatch(
+        r"no finished entry with --state delivered ended since \S+Z; --since 30d lists older ones\n", printed
+    )
     assert ids(document("list", "--state", "delivered", "--since", "4d", database=database)) == [id]
     assert " 3d ago" in succeeded("list", "--state", "delivered", "--since", "4d", database=database)
     assert ids(document("list", "--state", "delivered", "--since", "2020-01-01", database=database)) == [id]
@@ -156,9 +158,16 @@ def test_the_list_for_people_says_when_and_why(database: Database, ob: outbox.Ou
     ]
 
 
-def test_an_empty_list_says_so(database: Database) -> None:
-    assert succeeded("list", database=database) == "none\n"
-    assert re.fullmatch(r"none due since \S+Z\n", succeeded("list", "--since", "1h", database=database))
+def test_an_empty_list_names_the_filter(database: Database) -> None:
+    def printed(*options: str) -> str:
+        return " ".join(succeeded("list", *options, database=database).split())
+
+    assert printed() == "no unfinished entry; for finished ones: --state delivered, failed or cancelled"
+    assert printed("--state", "uncertain", "--state", "retry", "--parent", "order 1", "--suspended") == (
+        "no unfinished entry with --state uncertain --state retry --parent 'order 1' --suspended"
+    )
+    assert printed("--enqueued-since", "2h") == "no unfinished entry with --enqueued-since 2h"
+    assert re.fullmatch(r"no unfinished entry became due since \S+Z", printed("--since", "1h"))
     assert document("list", database=database)["entries"] == []
 
 

@@ -223,8 +223,17 @@ def test_on_a_terminal_a_list_fits_into_its_columns_and_is_coloured(sqlite: Data
     lines = re.sub(r"\x1b\[[0-9;]*m", "", plain).splitlines()
     assert len(lines) == 2
     assert max(map(len, lines)) <= 80
-    assert lines[1].startswith(f"{str(id)[:8]}  uncertain  mail.send")
+    assert lines[1].startswith(f"{str(id)[:13]}  uncertain  mail.send")
     assert lines[1].count("…") == 3
+
+
+def test_an_id_shown_on_a_terminal_names_one_entry_of_its_parent(sqlite: Database, ob: outbox.Outbox) -> None:
+    ids = {str(put_uncertain(sqlite, ob, parent="order:1", discriminator=name)) for name in ("charge", "mail")}
+
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("list", database=sqlite)[1])
+    shown = re.findall(r"^([0-9a-f-]+)  uncertain", printed, re.M)
+
+    assert {document("show", given, database=sqlite)["id"] for given in shown} == ids
 
 
 def test_a_list_with_more_pages_says_how_to_read_on_at_a_terminal(sqlite: Database, ob: outbox.Outbox) -> None:

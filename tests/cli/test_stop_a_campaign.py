@@ -1,4 +1,4 @@
-"""Stop 3,000 wrong mails, as docs/runbook-stop-a-campaign.md says: pause, find, dry run, cancel, see zero, resume."""
+"""Stop 3,000 wrong mails, as docs/runbooks.md says: pause, find, dry run, cancel, see zero, resume."""
 
 import asyncio
 import json

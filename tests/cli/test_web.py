@@ -63,7 +63,7 @@ def test_a_root_path_that_no_link_can_begin_with_is_refused(sqlite: Database, pa
 
 
 def test_a_wrong_url_is_named_by_its_option(sqlite: Database) -> None:
-    status, text = refused("web", "--read-database", "mysql://ada@localhost/shop", database=sqlite)
+    status, text = refused("web", "--read-database", "oracle://ada@localhost/shop", database=sqlite)
 
     assert status == 2
     assert "'--read-database'" in text

@@ -234,7 +234,11 @@ def test_an_async_engine_is_refused_with_the_way_out(sqlite: Database) -> None:
             {},
             "needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name, not this text",
         ),
-        ("mysql://ada:hunter2@host/shop", {}, "the outbox runs on postgresql, sqlite and mariadb, not on 'mysql'"),
+        (
+            "oracle://ada:hunter2@host/shop",
+            {},
+            "the outbox runs on postgresql, sqlite, mariadb and mysql, not on 'oracle'",
+        ),
         ("sqlite://", {}, "another, empty database in memory"),
         ("sqlite:///shop.db", {"statement_timeout": timedelta(days=25)}, "give a timedelta of 1 ms to 24 days"),
         ("sqlite:///shop.db", {"statement_timeout": 5}, "give a timedelta of 1 ms to 24 days"),

@@ -175,10 +175,10 @@ def test_a_proposal_waits_for_a_dashboard_that_has_the_secret(database: Database
         ada.send("/bulk/propose", reason="it exists now")
         (made,) = bob.api("/proposals").json()["proposals"]
         path = f"/proposals/{made['id']}/confirm"
-        page = elsewhere.text("/proposals")
+        page = elsewhere.text(f"/proposals/{made['id']}")
         refused = elsewhere.api(path, {}, **BEARER)
         during = asked_for(database)
-        bob.text("/proposals")
+        bob.text(f"/proposals/{made['id']}")
         confirmed = bob.send(path)
 
     assert alone.json()["code"] == "second_person"

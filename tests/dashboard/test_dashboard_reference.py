@@ -1,4 +1,4 @@
-"""The reference page of the JSON API lists every view and action, and every code of a problem."""
+"""docs/dashboard.md lists every view and action of the JSON API, and every code of a problem."""
 
 import re
 
@@ -6,7 +6,7 @@ from support.docs_pages import ROOT, rows_of
 
 from dispatchers.dashboard.pages import ACTIONS, VIEWS
 
-PAGE = (ROOT / "docs" / "dashboard-api.md").read_text()
+PAGE = (ROOT / "docs" / "dashboard.md").read_text()
 
 
 def test_the_page_lists_every_view_and_action() -> None:

@@ -10,6 +10,7 @@ from support.cli_runner import PRIVATE, put_ended, put_uncertain
 from support.dashboard import Browser, put_heartbeat, signed_in
 from support.database import TABLES, Database
 from support.entries import change, put_one, queue_row
+from support.schedules import HOUR, Reports
 
 import outbox
 from dispatchers.admin.decide.again import UNCOMPARED
@@ -56,12 +57,18 @@ def put_case(database: Database, ob: outbox.Outbox) -> str:
 def test_every_page_is_read_with_the_rights_of_the_dashboards_role(
     sites: dict[str, Browser], postgresql: Database, ob: outbox.Outbox
 ) -> None:
+    reports = Reports(postgresql, ob)
+    reports.run_once()
+    reports.since(2 * HOUR)
+    reports.run_once(beats=True)
     id = put_case(postgresql, ob)
     put_ended(postgresql, ob)
-    pages = [view.path for view in VIEWS if "{" not in view.path and view.name not in ("group", "search", "bulk")]
+    named = ("group", "schedule", "search", "bulk")
+    pages = [view.path for view in VIEWS if "{" not in view.path and view.name not in named]
+    pages += [f"/entries/{id}", "/schedule?name=report", "/search?text=order%3A1", "/entries?state=delivered"]
 
     for browser in sites.values():
-        for path in [*pages, f"/entries/{id}", "/search?text=order%3A1", "/entries?state=delivered"]:
+        for path in pages:
             assert browser.get(path).status_code == 200, (path, browser.page)
             assert "4242" not in browser.page
 

@@ -53,7 +53,11 @@ def test_the_pages_of_a_database_are_below_its_name_and_lead_back(
 
     assert f'href="/west/entries/{id}"' in page
     assert "crm" not in page
-    assert '<a href="/west/databases" title="All databases: east, west">Database: west</a>' in page
+    title = "Database: west. All databases: east, west"
+    assert (
+        f'<a class="database" href="/west/databases" title="{title}"><span class="label">Database: </span>west</a>'
+        in page
+    )
 
 
 def test_a_decision_is_written_in_the_database_of_its_page(

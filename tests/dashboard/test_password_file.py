@@ -105,7 +105,7 @@ def test_a_user_has_the_roles_of_the_file(sqlite: Database, tmp_path: Path) -> N
         page = Browser(app, Authorization=basic("ada")).text("/")
 
     assert PASSWORD not in line
-    assert 'title="payload_reader, viewer">ada<' in page
+    assert 'title="ada: payload_reader, viewer">ada<' in page
 
 
 @pytest.mark.parametrize("line", ["ada", "ada:boss:AAAA.AAAA", "ada:viewer:short.short", ":viewer:x.y"])

@@ -66,6 +66,9 @@ def test_no_decision_is_made_without_a_reason(sqlite: Database, ob: outbox.Outbo
         "/destinations/pause": {"name": "crm"},
         "/destinations/resume": {"name": "crm"},
         "/groups/release": {"key": "invoice:7"},
+        "/schedules/pause": {"name": "report"},
+        "/schedules/resume": {"name": "report"},
+        "/schedules/trigger": {"name": "report"},
         "/bulk/decide": {"decision": "cancel", "entries": [str(id)]},
         "/bulk/propose": {"decision": "cancel", "entries": [str(id)]},
     }

@@ -191,7 +191,7 @@ OPTIONS = {
         "happened",
     ),
     *("did_not_happen", "kid", "host", "port", "authenticate", "users", "read_database", "root_path", "second_person"),
-    *("http", "log_level", "trusted_origins", "is_whole"),
+    *("plain", "http", "log_level", "trusted_origins", "is_whole"),
 }
 """Of commands: what compares nothing."""
 

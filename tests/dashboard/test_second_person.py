@@ -13,7 +13,10 @@ from support.database import TABLES, Database
 from support.entries import put, put_one, queue_row
 
 import outbox
-from dispatchers.admin.decide.bulk import NEWS
+from dispatchers.admin.decide import proposals
+from dispatchers.admin.decide.bulk import NEWS, BulkDecision
+from dispatchers.admin.read.entry_filter import Filter
+from dispatchers.admin.read.plain_values import ids_text
 from dispatchers.dashboard import Dashboard
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
@@ -45,8 +48,15 @@ def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
     return [(row.actor, row.action, row.count, row.reason) for row in rows]
 
 
-def confirm_path(page: str) -> str:
-    found = re.search(r'action="(/proposals/[^"]*/confirm)"', page)
+def confirm_path(browser: Browser) -> str:
+    """Where the form of the newest proposal leads, on the page of the proposal, to which the list links."""
+    path = proposal_path(browser.text("/proposals"))
+    assert f'action="{path}/confirm"' in browser.text(path)
+    return f"{path}/confirm"
+
+
+def proposal_path(page: str) -> str:
+    found = re.search(r'href="(/proposals/[^"]*)"', page)
     assert found
     return found[1]
 
@@ -58,15 +68,20 @@ def test_a_bulk_decision_waits_for_another_operator(database: Database, ob: outb
     proposed = team.ada.send("/bulk/propose", reason="ordered twice")
     own = team.ada.text(proposed.headers["location"])
     during = decided(database, *ids)
-    shown = team.bob.text("/proposals")
+    listed = team.bob.text("/proposals")
+    path = proposal_path(listed)
+    shown, hers = team.bob.text(path), team.ada.text(path)
 
     assert "is proposed. Nothing changes until" in own
-    assert "Another operator must confirm it" in own
-    assert all(
-        text in shown for text in ("cancel 3 entries that are pending or retry", "ada", "ordered twice", "in 3h")
-    )
+    assert "waits for another operator" in own
+    assert "Another operator must confirm it" in hers
+    for page in (listed, shown):
+        assert all(
+            text in page for text in ("cancel 3 entries that are pending or retry", "ada", "ordered twice", "in 3 h")
+        )
+    assert "3 of 3 entries would change" in shown
     assert during == 0
-    assert confirm_path(shown) not in own
+    assert (f"{path}/confirm" in shown, f"{path}/confirm" in hers) == (True, False)
     assert audit(database) == [("ada", "propose", 3, "ordered twice")]
 
 
@@ -77,8 +92,12 @@ def test_a_confirmed_proposal_is_carried_out_and_counted(database: Database, ob:
     with database.begin() as session:
         assert ob.cancel(session, gone)
 
-    answer = team.bob.send(confirm_path(team.bob.text("/proposals")))
+    path = confirm_path(team.bob)
+    before = team.bob.page
+    answer = team.bob.send(path)
 
+    assert "2 of 3 entries would change" in before
+    assert "1 would be left alone" in before
     assert "2 changed" in answer.text
     assert "1 left alone: it has ended as cancelled" in answer.text
     assert decided(database, *ids) == 2
@@ -130,7 +149,7 @@ def test_the_form_of_an_entry_proposes_what_needs_two(database: Database, ob: ou
 
     page = team.ada.text(f"/entries/{id}")
     answer = team.ada.send(f"/entries/{id}/propose", decision="did_not_happen", reason="not in their log")
-    team.bob.send(confirm_path(team.bob.text("/proposals")))
+    team.bob.send(confirm_path(team.bob))
 
     assert "What another operator must confirm" in page
     assert answer.status_code == 303
@@ -143,9 +162,9 @@ def test_a_proposal_can_be_withdrawn_by_its_own_operator(database: Database, ob:
     put_one(database, ob)
     team.ada.text("/bulk?decision=cancel")
     team.ada.send("/bulk/propose", reason="ordered twice")
-    path = confirm_path(team.bob.text("/proposals"))
+    path = confirm_path(team.bob)
 
-    team.ada.text("/proposals")
+    team.ada.text(path.removesuffix("/confirm"))
     withdrawn = team.ada.send(path.replace("confirm", "withdraw"))
     refused = team.bob.send(path)
 
@@ -168,14 +187,47 @@ def test_who_confirms_sees_each_entry_and_the_whole_answer(database: Database, o
             Browser(app, **{"X-User": user}) for user in ("ada=operator", "bob=operator", "eve=viewer+payload_reader")
         )
         made = ada.api(f"/entries/{id}/propose", body, **BEARER).json()
-        page, listed = bob.text(f"/proposals/{made['id']}"), bob.text("/proposals")
+        page = bob.text(f"/proposals/{made['id']}")
         document = bob.api(f"/proposals/{made['id']}").json()["proposals"][0]["decision"]
         hidden = viewer.api("/proposals").json()["proposals"][0]["decision"]
-        blind = viewer.text("/proposals")
+        blind = viewer.text(f"/proposals/{made['id']}")
 
-    for shown in (page, listed):
-        assert all(text in shown for text in (f"/entries/{id}", "mail.send", "order:77", "pi_FORGED", "1000000000"))
+    assert all(text in page for text in (f"/entries/{id}", "mail.send", "order:77", "pi_FORGED", "1000000000"))
     assert (document["verdict"], document["result"], document["ids"]) == ("happened", body["result"], [str(id)])
     assert [each["parent"] for each in document["entries"]] == ["order:77"]
     assert hidden is None
     assert "pi_FORGED" not in blind
+
+
+@pytest.mark.parametrize(("count", "says"), [(1, "1 of 1 entry was deleted"), (3, "1 of 3 entries was deleted")])
+def test_a_proposal_says_that_an_entry_was_deleted(
+    database: Database, ob: outbox.Outbox, count: int, says: str
+) -> None:
+    ids = put(database, ob, count=count)
+    with database.owner() as connection:
+        made = proposals.propose(
+            connection, TABLES, Filter(), BulkDecision(action="cancel", actor="ada", reason="asked")
+        )
+        for table in (TABLES.queue, TABLES.entry):
+            connection.execute(sa.delete(table).where(table.c.id == ids[0]))
+
+    with dashboard(database) as app:
+        page = Browser(app).text(f"/proposals/{made.id}")
+
+    assert f"{says} since." in page
+
+
+def test_the_audit_log_links_to_the_proposals(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    paths = []
+    for reason in ("ordered twice", "asked for it"):  # with the same sentence
+        put_one(database, ob)
+        body = team.ada.api("/bulk?decision=cancel").json()
+        wanted = {**body["parameters"], "entries": ids_text([database.entries[-1].id]), "reason": reason}
+        paths.append(f"/proposals/{team.ada.api('/bulk/propose', wanted, **BEARER).json()['id']}")
+    team.bob.api(f"{paths[0]}/confirm", {}, **BEARER)
+    team.ada.api(f"{paths[1]}/withdraw", {}, **BEARER)
+
+    rows = re.findall(r"<tr>(.*?)</tr>", team.bob.text("/audit"), re.DOTALL)[1:]
+    linked = [next((path for path in paths if f'"{path}"' in row), None) for row in rows]
+
+    assert linked == [paths[1], paths[0], paths[1], paths[0]]

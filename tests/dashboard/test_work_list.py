@@ -1,5 +1,6 @@
 """The first page as a work list: the evidence, the window of the key, and the decisions that are safe now."""
 
+import re
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -46,7 +47,7 @@ def test_the_work_list_shows_the_evidence_the_key_and_the_countdown(database: Da
     assert ob.child_key("order:1", "mail.send") in page
     assert "attempt, delivery 1" in page
     assert "Closes <time" in page
-    assert "in 22h" in page
+    assert "in 22 h" in page
     assert "No retry is planned. Send it again before the window closes" in page
     assert f"outbox resend {id} --key same" in page
     assert "27 bytes" in page
@@ -207,6 +208,7 @@ def test_the_first_page_shows_what_is_not_sent_if_nothing_is_uncertain(database:
     until = clock_plus(timedelta(minutes=2))
     throttled: dict[str, dict[str, Any]] = {
         "bank": {"breaker": "open", "breaker_until": until, "breaker_failures": 10},
+        "carrier": {"breaker": "half_open", "breaker_failures": 1},
         "crm": {},
         "mail": {"cooldown_until": until},
         "sms": {"cooldown_until": clock_plus(-timedelta(minutes=2))},
@@ -224,7 +226,8 @@ def test_the_first_page_shows_what_is_not_sent_if_nothing_is_uncertain(database:
     assert "Nothing is uncertain." in page
     for text in ("Not everything is sent now", ">breaker open<", ">paused<", ">cooling<", "they move house"):
         assert text in page
-    assert [each["name"] for each in found["destinations"]] == ["bank", "crm", "mail"]
+    assert [each["name"] for each in found["destinations"]] == ["bank", "carrier", "crm", "mail"]
+    assert re.findall(r"after \d+ \w+", page) == ["after 10 failures", "after 1 failure"]
     assert "until in" not in page
 
 

@@ -3,15 +3,18 @@
 The database is that of the demo's shop, after `demo --stay` has served its first customers. Each module has a copy of it.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from playwright.sync_api import Browser, Page
+from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
@@ -25,6 +28,8 @@ from dispatchers.admin.decide import proposals
 from dispatchers.admin.decide.bulk import BulkDecision
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.dashboard import Dashboard, Identity
+from dispatchers.periodic.schedules import parent_of
+from outbox.keys import parent_id
 from outbox.sql.schema.tables import tables_of
 
 Browse = Callable[..., AbstractContextManager[Page]]
@@ -125,12 +130,32 @@ def page(kept_page: Page, home: str) -> Iterator[Page]:
         yield kept_page
 
 
+def put_schedule(engine: sa.Engine, shop: outbox.Outbox) -> None:
+    """A schedule that an operator has paused, after an instant with an entry and one without."""
+    now = datetime.now(UTC)
+    instants = [now - timedelta(days=days) for days in (1, 8)]
+    parents = [parent_of("weekly_report", at) for at in instants]
+    recent = [
+        {"at": at.isoformat(), "actor": None, "parent_id": parent_id("demo", parent).hex}
+        for at, parent in zip(instants, parents, strict=True)
+    ]
+    row = {
+        **{"name": "weekly_report", "expression": "0 3 * * 1 UTC", "recent": json.dumps(recent)},
+        **{"since": instants[1], "enqueued_to": instants[0], "next_at": now + timedelta(days=6)},
+        **{"paused": True, "paused_reason": "audit", "decided_by": "mara", "decided_at": now},
+    }
+    with Session(engine) as session, session.begin():
+        session.execute(sa.insert(tables_of(None, "outbox_").schedule).values(row))
+        shop.enqueue(session, "mail.report", {"week": 1}, parent=parents[0])
+
+
 @pytest.fixture(scope="module")
-def pages(chromium: Browser, home: str, engine: sa.Engine) -> dict[str, str]:
-    """The address of each page, by the name of its view. There is a proposal to look at."""
+def pages(chromium: Browser, home: str, engine: sa.Engine, seeded: Seeded) -> dict[str, str]:
+    """The address of each page, by the name of its view. There are a proposal and a schedule to look at."""
     decision = BulkDecision(action="cancel", actor="mara", reason="ordered twice")
     with engine.begin() as connection:
         proposals.propose(connection, tables_of(None, "outbox_"), Filter(states=("pending", "retry")), decision)
+    put_schedule(engine, outbox.Outbox(outbox.Keyring.from_text(seeded.secret), env="demo"))
     headers = {"X-Name": "ada", "X-Roles": "operator"}  # some pages are for operators only
     with browsing(chromium, home, extra_http_headers=headers, java_script_enabled=False) as page:
         return addresses(page, home)

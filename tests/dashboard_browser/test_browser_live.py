@@ -1,13 +1,18 @@
 """The live part of a page: it refreshes by itself, but not in a hidden tab, while paused, or while it is used."""
 
 import re
+from datetime import timedelta
 
+import pytest
 import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 from support.database import TABLES
 
 from dashboard_browser.conftest import Browse
 from dispatchers.admin.decide import decisions
+from dispatchers.admin.read.incidents import read_incidents
+from dispatchers.dashboard.alerts import RecentIncidents
+from outbox.sql.clock import clock_plus
 
 A_WHILE = 60_000  # milliseconds of the page's clock: several refreshes
 COUNT_REQUESTS = """() => {
@@ -43,6 +48,30 @@ def test_a_page_shows_what_has_changed_without_being_loaded_again(browse: Browse
 
         expect(page.get_by_text("by mara: stocktaking")).to_be_visible()
         assert page.evaluate("window.isTheFirst")
+
+
+def test_the_line_on_top_and_the_badges_follow_the_refresh(
+    browse: Browse, home: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        RecentIncidents, "read", lambda self, connection, tables: read_incidents(connection, tables)
+    )  # each time
+    with browse("viewer") as page:
+        page.clock.install()
+        page.goto(f"{home}/overview")
+        badge = page.locator("#badge-schedules")
+        expect(badge).to_have_text("")
+        since = {name: clock_plus(-timedelta(minutes=5)) for name in ("since", "enqueued_to", "next_at")}
+        late = {"name": "report", "expression": "0 3 * * * UTC", "recent": "[]", "paused": False, **since}
+        with engine.begin() as connection:
+            connection.execute(sa.insert(TABLES.schedule).values(late))
+
+        with page.expect_response(f"{home}/overview"):
+            page.clock.run_for(A_WHILE)
+        page.clock.resume()
+
+        expect(badge).to_have_text("1")
+        expect(page.locator("#alerts").get_by_role("link", name="1 schedule late")).to_be_visible()
 
 
 def test_a_hidden_tab_asks_for_nothing_until_it_is_shown_again(browse: Browse, home: str) -> None:
@@ -94,7 +123,7 @@ def test_ages_are_by_the_databases_clock_and_not_the_readers(browse: Browse, hom
         ages = page.locator("time").all_inner_texts()
 
         assert ages
-        assert all(re.fullmatch(r"\d\d?[smh] ago", age) for age in ages)
+        assert all(re.fullmatch(r"\d\d? (s|min|h) ago", age) for age in ages)
 
 
 def test_a_login_page_takes_the_place_of_the_whole_page(browse: Browse, home: str) -> None:

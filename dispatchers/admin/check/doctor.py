@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import CTE, Connection, Select, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.admin.check import doctor_mariadb
@@ -17,14 +18,16 @@ from dispatchers.admin.check.doctor_rules import Finding
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.dispatchers import is_served, live
 from dispatchers.admin.read.overview import read_unregistered, read_unserved
+from dispatchers.admin.read.schedules import list_schedules
 from dispatchers.admin.read.table_health import read_tables
 from dispatchers.store.app_code import callback_registry
 from dispatchers.store.connections.guards import Guards
 from dispatchers.store.connections.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Run
 from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.records.queries import read_lags
+from dispatchers.store.records.queries import RELEASED_WITHIN, read_lags, rows_of_each, unreadable
 from outbox import migrations
+from outbox.encryption import UNOPENED, Encryption
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import Keyring
 from outbox.sql import deployment
@@ -37,6 +40,8 @@ from outbox.sql.schema.tables import Tables
 
 CHECK_LIMITS = Guards(lock_wait=timedelta(seconds=1), statement=timedelta(seconds=5), silence=timedelta(seconds=30))
 
+MAX_COUNTED = 10_000  # entries of one kind
+
 REASONS = {
     INSUFFICIENT_PRIVILEGE: "this role may not read it",
     "55P03": "another transaction has locked a table",
@@ -48,7 +53,7 @@ REASONS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What the caller knows. env, keyring: None where they are not set. malformed: why OUTBOX_SECRET cannot be
-    read. own: the dispatcher that asks, if one does.
+    read. encryption: the data keys. own: the dispatcher that asks, if one does.
 
     missing: packages that are not installed, each with its extra.
     """
@@ -58,6 +63,7 @@ class Context:
     env: str | None = None
     keyring: Keyring | None = None
     malformed: str | None = None
+    encryption: Encryption | None = None
     own: DispatcherSeen | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -234,9 +240,39 @@ def _served(connection: Connection, context: Context) -> Iterable[Finding]:
     )
 
 
+def _encryption(connection: Connection, context: Context) -> Iterable[Finding]:
+    queue = context.tables.queue
+    if unreadable(connection, [queue.c.outcome]):
+        raise NotChecked("this role may not read why entries wait")
+    if not unreadable(connection, [context.tables.kid.c.secret_check]):
+        try:
+            deployment.require_data_keys(connection, context.tables, context.encryption)
+        except ConfigurationError as error:
+            yield rules.refused("encryption", str(error))
+    now = _now(connection)
+    waiting = sorted(read_lags(connection, context.tables, now))
+    most = MAX_COUNTED // max(len(waiting), 1)
+
+    def unopened(name: Any, names: CTE) -> Select[Any]:
+        """They are among the first: a dispatcher tries them again within `RELEASED_WITHIN`."""
+        due = select(queue.c.outcome).where(queue.c.destination == name, queue.c.due_at <= now + RELEASED_WITHIN)
+        first = due.order_by(queue.c.due_at).limit(most).correlate(names).subquery("first")
+        is_unopened = first.c.outcome.contains(f'"reason": "{UNOPENED}')
+        return select(func.count().label("number")).select_from(first).where(is_unopened)
+
+    counts = [number for _, number in rows_of_each(connection, context.tables, waiting, unopened)]
+    yield from rules.encryption(sum(counts), has_more=most in counts)
+
+
 def _callbacks(connection: Connection, context: Context) -> Iterable[Finding]:
     on_record = callback_registry.list_all(connection, context.tables)
     yield from rules.callbacks(on_record, _dispatchers(connection, context))
+
+
+def _schedules(connection: Connection, context: Context) -> Iterable[Finding]:
+    own = {} if context.own is None else context.own.schedules
+    found = list_schedules(connection, context.tables).schedules
+    yield from rules.schedules([each for each in found if each.name not in own])
 
 
 # --- the server
@@ -310,7 +346,9 @@ CHECKS: Mapping[str, Check] = {
     "settings": _settings,
     "registered": _registered,
     "served": _served,
+    "encryption": _encryption,
     "callbacks": _callbacks,
+    "schedules": _schedules,
     "horizon": _horizon,
     "vacuum": _vacuum,
     "pooler": _pooler,

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from dispatchers.admin.read.destinations import DestinationState
 from dispatchers.admin.read.dispatchers import differences, live, readable
+from dispatchers.admin.read.incidents import UNCLAIMED
 from dispatchers.admin.read.overview import Unregistered, Unserved
+from dispatchers.admin.read.schedules import ScheduleState
 from dispatchers.admin.read.waiting_reasons import NO_DISPATCHER, SUSPENDED, UNSERVED
 from dispatchers.names import prefixes
 from dispatchers.store.app_code.callback_registry import CallbackOnRecord
@@ -16,7 +18,6 @@ from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.schema.body_partitions import Layout
 from outbox.sql.server_reports import Holder, TableHealth
 
-UNCLAIMED = timedelta(minutes=1)
 MAX_NAMED = 5  # names in one finding
 HORIZON_HELD = timedelta(minutes=5)
 MAX_AGE_OF_FACTS = timedelta(days=365)
@@ -120,7 +121,20 @@ def unregistered(waiting: Sequence[Unregistered]) -> Iterator[Finding]:
 
 def unserved(waiting: Sequence[Unserved]) -> Iterator[Finding]:
     for each in waiting:
-        yield _nobody_serves(each.operation, each.entries, each.has_more, each.reason)
+        if each.unread:
+            yield _nobody_reads(each)
+        else:
+            yield _nobody_serves(each.operation, each.entries, each.has_more, each.reason)
+
+
+def _nobody_reads(waiting: Unserved) -> Finding:
+    return Finding(
+        check="served",
+        severity="error",
+        text=f"{waiting.entries}{' or more' if waiting.has_more else ''} entries of {waiting.operation} wait: {waiting.reason}",
+        meaning="no dispatcher that claimed them can read their payload; they wait until one can, and never fail",
+        remedy="deploy a dispatcher whose type or upcaster reads it, or withdraw the entries with `outbox cancel`",
+    )
 
 
 def _nobody_serves(operation: str, entries: int, has_more: bool, reason: str) -> Finding:
@@ -131,6 +145,19 @@ def _nobody_serves(operation: str, entries: int, has_more: bool, reason: str) ->
         meaning="they wait until a dispatcher serves the operation; they never fail",
         remedy="deploy a dispatcher that registers the operation, or withdraw the entries with `outbox cancel`",
     )
+
+
+def encryption(unopened: int, *, has_more: bool) -> Iterator[Finding]:
+    """unopened: how many entries could not be decrypted when a dispatcher last claimed them. has_more: there may be more."""
+    if unopened:
+        yield Finding(
+            check="encryption",
+            severity="error",
+            text=f"{unopened}{' or more' if has_more else ''} entries cannot be decrypted",
+            meaning="they wait, are tried again every 30 seconds, and never fail",
+            remedy="give the dispatchers the data key that `outbox show` names in the reason; end an entry whose key is lost with"
+            " `outbox cancel` or `outbox resolve`: see docs/encryption.md",
+        )
 
 
 def callbacks(on_record: Sequence[CallbackOnRecord], dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
@@ -240,7 +267,8 @@ def _retrying_seconds(max_attempts: int, timeout: float) -> float:
 
 def _pool(dispatcher: DispatcherSeen) -> Iterator[Finding]:
     most = dispatcher.settings["max_connections"]
-    calls = dispatcher.settings["callback_concurrency"] if dispatcher.settings["callbacks"] else 0
+    kinds = bool(dispatcher.settings["callbacks"]) + bool(dispatcher.schedules)
+    calls = dispatcher.settings["callback_concurrency"] * kinds
     if most is not None and most < OWN_CONNECTIONS + calls:
         yield Finding(
             check="pool",
@@ -274,6 +302,40 @@ def retention(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
             )
 
 
+def schedules(states: Sequence[ScheduleState]) -> Iterator[Finding]:
+    if unserved := [each.name for each in states if not (each.served_by or each.paused)]:
+        yield Finding(
+            check="schedules",
+            severity="warning",
+            text=f"no live dispatcher has the schedules {_named(unserved)}",
+            meaning="their instants are not enqueued",
+            remedy="start a dispatcher with them; if they were removed from the code, `outbox schedules forget`",
+        )
+    failing = [each for each in states if each.failures]
+    for each in failing[:MAX_NAMED]:
+        yield Finding(
+            check="schedules",
+            severity="error",
+            text=f"the schedule {each.name} fails: {'; '.join(each.failures[:MAX_NAMED])}",
+            meaning="nothing of its next instant is enqueued; the other schedules are not affected",
+            remedy="read the dispatchers' log for the trace, and mend the schedule's function or its trigger",
+        )
+    late = [each for each in states if each.served_by and (each.behind_seconds or 0) > UNCLAIMED.total_seconds()]
+    for each in [each for each in late if not each.failures][:MAX_NAMED]:
+        yield Finding(
+            check="schedules",
+            severity="error",
+            text=f"the schedule {each.name} has been due for {_seconds(each.behind_seconds or 0)}",
+            meaning="its function raises, or takes longer than callback_timeout: nothing of it is enqueued",
+            remedy="read the dispatchers' log",
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 # --- the database
 
 
@@ -291,6 +353,10 @@ def refused(check: str, text: str) -> Finding:
         "secrets": (
             "a process with this OUTBOX_SECRET refuses to start, because keys would differ between attempts",
             "set OUTBOX_SECRET as the other processes have it",
+        ),
+        "encryption": (
+            "a process with these OUTBOX_DATA_KEYS refuses to start, because it could not read what the others encrypt",
+            "set OUTBOX_DATA_KEYS as the other processes have them",
         ),
         "key ids": (
             "the keys of these entries cannot be derived, so no dispatcher with this OUTBOX_SECRET starts",

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Select, String, Table, and_, case, exists, func, literal, not_, or_, select
 from sqlalchemy import cast as as_type
+from sqlalchemy.sql.functions import FunctionElement
 
 from dispatchers.decide_lookup import ABSENT, FOUND
 from outbox.sql.ordering import is_blocked
+from outbox.sql.schema.rendering import renders
 from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
@@ -50,7 +52,13 @@ def _alike(text: str, table: Table, *names: str) -> Query:
     columns = [table.c[name] for name in names]
     before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
     rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
-    return select(rows.c.id, _text(text, rows.c.before)).where(rows.c.before.is_not(None))
+    return select(rows.c.id, _text(text, _IdText(rows.c.before))).where(rows.c.before.is_not(None))
+
+
+@renders(lambda dialect: dialect.id_text)
+class _IdText(FunctionElement[str]):
+    type = String()
+    inherit_cache = True
 
 
 def _proved_absent(tables: Tables, id: Any) -> Any:

@@ -4,9 +4,9 @@ The new entry's discriminator is `again:` and the first one's id. So each finds 
 for the same entry finds the new one. If the new entry fails too, asking again for it makes a third one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, func, select
@@ -18,11 +18,12 @@ from dispatchers.admin.decide.safe import Offer
 from dispatchers.admin.read.entries import no_entry
 from dispatchers.store.records.queries import unreadable
 from outbox.configuration import Configuration
-from outbox.errors import ConfigurationError
+from outbox.encryption import StoredField, open_json, seal_json
+from outbox.errors import ConfigurationError, EncryptionError
 from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
 from outbox.sessions.entry_rows import NewEntry, insert_entries
 from outbox.sql.deployment import require_current_secret
-from outbox.sql.schema.tables import SCHEMA_VERSION, Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 
 AGAIN = "again:"
 ASKED_ALREADY = "it was asked for again already"
@@ -39,13 +40,23 @@ class Again:
     is_new: bool
 
 
+class Asked(NamedTuple):
+    """What `ask_again` did, by the first entry's id. is_new: whether its new one had not been there.
+
+    unopened: why a payload could not be decrypted for the new one, or not encrypted.
+    """
+
+    is_new: Mapping[UUID, bool]
+    unopened: Mapping[UUID, EncryptionError]
+
+
 def again(connection: Connection, configuration: Configuration, entry_id: UUID, *, actor: str, reason: str) -> Again:
     """Enqueue a failed or cancelled entry once more, due at once, under a new child key. Its effect is a new one for the service.
 
     configuration: the app's, whose current secret derives the key. An entry with an ordering key goes to the end of its group.
     Asked twice for the same entry, it makes one new entry.
-    Raises `EntryNotFound`, `InvalidValue`, `ConfigurationError` for another secret than the database's, and `DecisionRefused`
-    unless the entry is failed or cancelled.
+    Raises `EntryNotFound`, `InvalidValue`, `ConfigurationError` for another secret than the database's, `EncryptionError` if its
+    payload cannot be decrypted here, and `DecisionRefused` unless the entry is failed or cancelled.
     """
     check_decision(actor, reason)
     tables = configuration.tables
@@ -55,7 +66,10 @@ def again(connection: Connection, configuration: Configuration, entry_id: UUID, 
         raise no_entry(entry_id)
     if (why := _why_not(row, configuration.env)) is not None:
         raise refused(row, why)
-    is_new = ask_again(connection, configuration, [row], actor, reason).get(entry_id)
+    asked = ask_again(connection, configuration, [row], actor, reason)
+    if entry_id in asked.unopened:
+        raise asked.unopened[entry_id]
+    is_new = asked.is_new.get(entry_id)
     if is_new is None:
         raise no_entry(entry_id)
     if is_new:
@@ -104,8 +118,8 @@ def _why_not(row: Row[Any], env: str) -> str | None:
         return "only a failed or cancelled entry can be asked for again"
     if row.env != env:
         return f"it belongs to env {row.env!r}, and this process to {env!r}"
-    if row.schema_version != SCHEMA_VERSION:
-        return f"it has schema version {row.schema_version}, and this release writes {SCHEMA_VERSION}"
+    if row.schema_version > ENCRYPTED_VERSION:
+        return f"it has schema version {row.schema_version}, and this release writes {ENCRYPTED_VERSION} at most"
     return None
 
 
@@ -138,23 +152,29 @@ def _fields(row: Any) -> KeyFields:
 
 def ask_again(
     connection: Connection, configuration: Configuration, rows: Sequence[Any], actor: str, text: str
-) -> dict[UUID, bool]:
-    """Write the new entries, and a line in the history of the first ones. Returns by the first one's id whether its new one had
-    not been there; maintenance may have deleted a first one meanwhile, which is missing.
+) -> Asked:
+    """Write the new entries, and a line in the history of the first ones. Maintenance may have deleted a first one meanwhile,
+    which is missing in the answer.
     """
     tables = configuration.tables
     entry = tables.entry
     names = ("destination", "payload", "options", "headers", "record_id", "ordering_key")
     columns = [entry.c.id, *(entry.c[name] for name in names)]
     copied = {row.id: row for row in connection.execute(select(*columns).where(entry.c.id.in_([r.id for r in rows])))}
-    made = {row.id: _new(configuration, row, copied[row.id]) for row in rows if row.id in copied}
+    made, unopened = dict[UUID, NewEntry](), dict[UUID, EncryptionError]()
+    for row in rows:
+        try:
+            if row.id in copied:
+                made[row.id] = _new(configuration, row, copied[row.id])
+        except EncryptionError as error:
+            unopened[row.id] = error
     if not made:
-        return {}
+        return Asked({}, unopened)
     present = insert_entries(connection, _with_fair(connection, configuration, made.values()), list(made.values()))
     is_new = {first: second.id not in present for first, second in made.items()}
     texts = {first: f"{text} (again as {second.id})" for first, second in made.items() if is_new[first]}
     record_events(connection, tables, actor, texts)
-    return is_new
+    return Asked(is_new, unopened)
 
 
 def _with_fair(connection: Connection, configuration: Configuration, entries: Iterable[NewEntry]) -> Configuration:
@@ -172,7 +192,15 @@ def _with_fair(connection: Connection, configuration: Configuration, entries: It
         schema=configuration.schema,
         prefix=configuration.prefix,
         fair=fair | configuration.fair,
+        encryption=configuration.encryption,
     )
+
+
+def _payload(configuration: Configuration, row: Any, stored: bytes, id: UUID) -> bytes:
+    """The payload for the new entry with this id: an envelope is bound to its entry."""
+    old = StoredField(row.env, row.id, row.operation, "payload")
+    opened = open_json(configuration.encryption, stored, old)
+    return seal_json(configuration.encrypting, opened, old._replace(env=configuration.env, id=id))
 
 
 def _new(configuration: Configuration, row: Any, copied: Any) -> NewEntry:
@@ -190,7 +218,7 @@ def _new(configuration: Configuration, row: Any, copied: Any) -> NewEntry:
         parent_id=fields.parent_id,
         record_id=copied.record_id,
         destination=copied.destination,
-        payload=bytes(copied.payload),
+        payload=_payload(configuration, row, bytes(copied.payload), entry_id(fields)),
         options=copied.options,
         headers=copied.headers,
         ordering_key=copied.ordering_key,

@@ -7,7 +7,7 @@ entry's history too.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, insert, select, update
@@ -17,7 +17,9 @@ from dispatchers.admin.read.plain_values import Place
 from outbox.sql.clock import clock, database_now
 from outbox.sql.schema.tables import Tables
 
-Kind: TypeAlias = Literal["entry", "entries", "proposed_entry", "destination", "ordering_group", "request", "database"]
+Kind: TypeAlias = Literal[
+    "entry", "entries", "proposed_entry", "destination", "ordering_group", "request", "database", "schedule"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,8 @@ class AuditRow:
     """One decision.
 
     action: `retry`, `pause`, `reveal_payload`, ... kind: what `target` is: the id of an entry, the sentence that names several
-    entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database. A
-    `proposed_entry` is one of the entries of a proposal; its rows are found together with the proposal's own.
+    entries, the name of a destination or of a schedule, the key of an ordering group, the id of a request, or the env of the
+    database. A `proposed_entry` is one of the entries of a proposal; its rows are found together with the proposal's own.
     count: how many of them the decision changed, or showed. login: of the database, on PostgreSQL with the roles of `outbox db
     roles`; an operator can choose the actor's name, but not this.
     """
@@ -83,8 +85,8 @@ def write_audit(
     written = insert(tables.audit).values(
         at=clock(), actor=actor, action=action, kind=kind, target=target, reason=reason, count=count
     )
-    id: int = connection.execute(written.returning(tables.audit.c.id)).scalar_one()
-    return id
+    key: Any = connection.execute(written).inserted_primary_key
+    return int(key[0])
 
 
 def write_proposed(

@@ -24,14 +24,13 @@ from dispatchers.admin.decide.decisions import check_decision, check_resolution
 from dispatchers.admin.decide.effects import (
     Action,
     Unserved,
-    Verdict,
     cancel_rows,
     release_rows,
     resolve_rows,
     retry_rows,
     text_of,
 )
-from dispatchers.admin.decide.rules import why_not_in_bulk
+from dispatchers.admin.decide.rules import Verdict, why_not_in_bulk
 from dispatchers.admin.read.entry_filter import (
     ENDED_STATES,
     Filter,
@@ -264,9 +263,10 @@ def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows
     """Settlements are not locked: two operators may ask again for the same entries, and maintenance may delete them."""
     actor, reason = decision.actor, decision.reason
     if decision.configuration is not None and decision.action == "again":
-        is_new = asking.ask_again(connection, decision.configuration, rows, actor, reason)
-        done = sum(is_new.values())
-        return Progress(done, {asking.ASKED_ALREADY: len(is_new) - done, DELETED: len(rows) - len(is_new)})
+        is_new, unopened = asking.ask_again(connection, decision.configuration, rows, actor, reason)
+        done, deleted = sum(is_new.values()), len(rows) - len(is_new) - len(unopened)
+        left = Counter({asking.ASKED_ALREADY: len(is_new) - done, DELETED: deleted})
+        return Progress(done, left + Counter(map(str, unopened.values())))
     text = text_of(reason, decision.verdict)
     match decision.action:
         case _ if not rows:
@@ -332,7 +332,7 @@ def _rule(
     suspended = decision.action == "cancel" and is_suspended(connection, tables)
 
     def rule(rows: Sequence[Any]) -> list[str | None]:
-        whys = [why_not_in_bulk(decision.action, row, now, is_suspended=suspended) for row in rows]
+        whys = [why_not_in_bulk(decision.action, row, now, decision.verdict, is_suspended=suspended) for row in rows]
         if decision.action != "resolve" or seen_at is None:
             return whys
         later = _with_later_events(connection, tables, [row.id for row in rows], seen_at)

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from dispatchers.admin.decide.effects import Action, Verdict
+from dispatchers.admin.decide.effects import Action
+from dispatchers.admin.decide.rules import Verdict
 from dispatchers.admin.read.entry_filter import Filter
 
 VERBS: dict[Action, str] = {

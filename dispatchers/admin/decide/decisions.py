@@ -7,13 +7,11 @@ carries it out and calls the callbacks. The commands `outbox retry|cancel|resolv
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, select, update
 
 from dispatchers.admin.decide.audit import write_audit
 from dispatchers.admin.decide.effects import (
-    RESOLVED_STATES,
     Unserved,
-    Verdict,
     cancel_rows,
     record_events,
     refused,
@@ -22,7 +20,15 @@ from dispatchers.admin.decide.effects import (
     retry_rows,
     text_of,
 )
-from dispatchers.admin.decide.rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
+from dispatchers.admin.decide.rules import (
+    ENDED,
+    RESOLVED_STATES,
+    Verdict,
+    why_not_cancel,
+    why_not_release,
+    why_not_resolve,
+    why_not_retry,
+)
 from dispatchers.admin.read.dispatchers import served_destinations
 from dispatchers.delivery import MAX_RESULT_BYTES
 from dispatchers.errors import DecisionRefused, EntryNotFound
@@ -32,10 +38,12 @@ from dispatchers.store.queue.stuck_groups import free_stuck, head_of
 from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.store.records.identity import is_suspended
 from dispatchers.stored_outcome import MalformedOutcome, read_outcome
+from outbox.encryption import Encryption, is_sealed
 from outbox.entries.payload import encode_json
 from outbox.errors import InvalidValue
 from outbox.keys import check_field
 from outbox.sql.clock import clock, database_now
+from outbox.sql.dialect import dialect_of
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema.tables import Tables
 
@@ -88,6 +96,7 @@ def resolve(
     actor: str,
     reason: str,
     result: Any = None,
+    encryption: Encryption | None = None,
 ) -> None:
     """Record the outcome of an uncertain entry, or let it be sent again. Ask the service first.
 
@@ -95,14 +104,15 @@ def resolve(
     `send_again` it first waits until no earlier sender can be running (lease and clock-skew margin). Then it is sent: under
     the same key while the service certainly remembers the key and has stored nothing under it, else under the key of the next
     epoch, so IT MAY HAPPEN TWICE. Until a dispatcher carries a decision out, a later decision replaces it. The history keeps
-    both.
-    Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` unless the entry is
-    uncertain.
+    both. encryption: the data keys, which the result of an encrypted entry needs.
+    An entry that may have been sent, or only waits for its callback, and that cannot be decrypted, can be resolved too: as
+    what is recorded of it, and not with `send_again`. A stored result that cannot be decrypted is given up.
+    Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` for any other entry.
     """
     check_resolution(verdict, actor, reason, result)
     row = entry_row(connection, tables, entry_id)
-    _require(row, why_not_resolve(row))
-    resolve_rows(connection, tables, [row], verdict, actor, reason, result)
+    _require(row, why_not_resolve(row, verdict))
+    resolve_rows(connection, tables, [row], verdict, actor, reason, result, encryption)
     log_decision(connection, tables, entry_id, actor, "resolve", text_of(reason, verdict))
 
 
@@ -134,10 +144,11 @@ def release_group(
     """
     check_decision(actor, reason)
     blocked = tables.blocked_group
-    gone = delete(blocked).where(blocked.c.ordering_key == ordering_key)
+    conditions = [blocked.c.ordering_key == ordering_key]
     if blocked_by is not None:
-        gone = gone.where(blocked.c.entry_id == blocked_by)
-    row = connection.execute(gone.returning(blocked.c.entry_id)).one_or_none()
+        conditions.append(blocked.c.entry_id == blocked_by)
+    gone = dialect_of(connection).delete_returning(connection, blocked, [blocked.c.entry_id], *conditions)
+    row = next(iter(gone), None)
     if row is None and blocked_by is not None:
         raise DecisionRefused(
             f"ordering group {ordering_key!r} is no longer blocked by entry {blocked_by}: read it again", "changed"
@@ -210,6 +221,8 @@ def check_resolution(verdict: Verdict, actor: str, reason: str, result: Any) -> 
     check_decision(actor, reason)
     if result is not None:
         encode_json("result", result, MAX_RESULT_BYTES)
+        if is_sealed(result):
+            raise InvalidValue("result", result[:5], "begins as an encrypted result does: put the text into an object")
 
 
 def check_decision(actor: str, reason: str | None) -> None:

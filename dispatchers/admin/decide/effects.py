@@ -5,6 +5,7 @@ entries there are.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -12,25 +13,25 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Row, Update, Uuid, bindparam, case, delete, insert, select, text, update
 
+from dispatchers.admin.decide.rules import RESOLVED_STATES, Verdict
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.errors import DecisionRefused
 from dispatchers.store.app_code import callback_registry
-from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, LookupState, read_outcome, write_outcome
+from dispatchers.store.queue.sealed_entries import seal_result
+from dispatchers.stored_outcome import UNSERVED, Known, LookupState, read_outcome, write_outcome
+from outbox.encryption import Encryption, StoredField
+from outbox.errors import InvalidValue
 from outbox.sql.clock import clock, database_now
 from outbox.sql.deployment import recorded_environment
 from outbox.sql.dialect import dialect_of
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema.functions import function_name
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 from outbox.times import NEVER
 
 Action: TypeAlias = Literal["retry", "cancel", "resolve", "release", "again"]
-Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
 
 CHANGED = "or was in this state a moment ago, and has just changed: show it again"
-
-RESOLVED_STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
-"""What the entry becomes."""
 
 
 def text_of(reason: str, verdict: Verdict | None) -> str:
@@ -114,10 +115,34 @@ def resolve_rows(
     actor: str,
     reason: str,
     result: Any = None,
+    encryption: Encryption | None = None,
 ) -> None:
     known = Known(state=RESOLVED_STATES[verdict], result=result, reason=reason)
-    _know(connection, tables, rows, lambda row: known)
+    of_each = {row.id: known for row in rows}
+    if result is not None:
+        for stored in _results(connection, tables, list(of_each), encryption):
+            if encryption is not None:
+                of_each[stored.id] = replace(known, result=seal_result(encryption, result, stored))
+    _know(connection, tables, rows, lambda row: of_each[row.id])
     _record(connection, tables, rows, actor, text_of(reason, verdict))
+
+
+def require_storable(connection: Connection, tables: Tables, ids: Sequence[UUID], result: Any) -> None:
+    """Raise `InvalidValue` if an operator's answer of an encrypted entry would be stored as plain text."""
+    if result is not None:
+        _results(connection, tables, ids, None)
+
+
+def _results(
+    connection: Connection, tables: Tables, ids: Sequence[UUID], encryption: Encryption | None
+) -> list[StoredField]:
+    entry = tables.entry
+    columns = select(entry.c.env, entry.c.id, entry.c.operation, entry.c.schema_version)
+    found = connection.execute(columns.where(entry.c.id.in_(ids))).all()
+    if encryption is None and any(row.schema_version == ENCRYPTED_VERSION for row in found):
+        rule = "is the answer of an encrypted entry, and would be stored unencrypted: leave it out, or decide about this entry"
+        raise InvalidValue("result", ..., f"{rule} alone and with its data keys, as in OUTBOX_DATA_KEYS")
+    return [StoredField(row.env, row.id, row.operation, "result") for row in found]
 
 
 def send_again_row(

@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from dispatchers.admin.decide.audit import write_audit, write_proposed
 from dispatchers.admin.decide.bulk import BulkDecision, Preview, decide_batch, preview
 from dispatchers.admin.decide.decisions import check_decision
+from dispatchers.admin.decide.effects import require_storable
 from dispatchers.admin.decide.persons import is_same_person
 from dispatchers.admin.decide.proposed import Proposal, ids_in, read_proposal, stored_text
 from dispatchers.admin.read.entry_filter import Filter
@@ -27,6 +28,7 @@ from outbox.sql.schema.tables import Tables
 
 MAX_ENTRIES = 1000  # they are decided in one transaction, which holds its locks for some seconds
 VALID_FOR = timedelta(hours=4)
+CHANGED_STATE = "its state is another one now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,12 @@ def propose(
     if len(found.ids) > MAX_ENTRIES:
         rule = f"are more than {MAX_ENTRIES} entries, the most that one proposal may have: narrow the filter"
         raise InvalidValue("entries", len(found.ids), rule)
+    require_storable(connection, tables, found.ids, decision.result)
     actor, reason = decision.actor, decision.reason
     check_decision(actor, _of_both(reason, actor))
+    id = uuid4()
     made = insert(tables.proposal).values(
-        id=uuid4(),
+        id=id,
         at=found.at,
         expires_at=found.at + VALID_FOR,
         actor=actor,
@@ -71,7 +75,7 @@ def propose(
         decision=stored_text(decision, wanted, found.ids),
         state="open",
     )
-    id: UUID = connection.execute(made.returning(tables.proposal.c.id)).scalar_one()
+    connection.execute(made)
     _log(connection, tables, found.sentence, found.ids, actor=actor, action="propose", reason=reason)
     return read_proposal(connection, tables, id)
 
@@ -88,16 +92,8 @@ def confirm(
     row = _open_row(connection, tables, id, actor)
     if is_same_person(actor, row.actor):
         raise DecisionRefused(f"proposal {id} was made by {row.actor!r}: another operator must confirm it", "open")
-    stored, ids, why = json.loads(row.decision), ids_in(row.decision), _of_both(row.reason, row.actor)
-    decision = BulkDecision(
-        action=stored["action"],
-        actor=actor,
-        reason=why,
-        verdict=stored["verdict"],
-        result=stored["result"],
-        configuration=configuration,
-    )
-    found = Preview(at=row.at, sentence=row.sentence, wanted=Filter(states=stored["states"]), ids=ids, left_alone={})
+    decision, found = _stored(row, actor, configuration)
+    ids, why = found.ids, decision.reason
     done = decide_batch(connection, tables, decision, found, ids)
     write_audit(
         connection,
@@ -114,6 +110,25 @@ def confirm(
     return Confirmed(proposal=closed, done=done.done, skipped=done.skipped)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a proposal would do if it were confirmed now: how many entries it would change, and leave alone for which reason."""
+
+    would_change: int
+    left_alone: Mapping[str, int]
+
+
+def effect_now(connection: Connection, tables: Tables, id: UUID, configuration: Configuration | None = None) -> Effect:
+    """Writes nothing. configuration: as of `confirm`. Raises as `confirm` for an unknown proposal and another secret."""
+    row = _row(connection, select(tables.proposal).where(tables.proposal.c.id == id), id)
+    decision, found = _stored(row, row.actor, configuration)
+    among = preview(connection, tables, found.wanted, decision, among=found.ids, seen_at=row.at)
+    others = len(found.ids) - len(among.ids) - sum(among.left_alone.values())
+    return Effect(
+        would_change=len(among.ids), left_alone={**among.left_alone} | ({CHANGED_STATE: others} if others else {})
+    )
+
+
 def withdraw(connection: Connection, tables: Tables, id: UUID, *, actor: str) -> Proposal:
     """Close a proposal without carrying it out; its own operator may, too. Raises as `confirm`."""
     row = _open_row(connection, tables, id, actor)
@@ -126,14 +141,34 @@ def _open_row(connection: Connection, tables: Tables, id: UUID, actor: str) -> R
     """The proposal, locked: of two who confirm at the same time, the second finds it confirmed."""
     check_decision(actor, None)
     locked = select(tables.proposal).where(tables.proposal.c.id == id).with_for_update()
-    row = connection.execute(locked).one_or_none()
-    if row is None:
-        raise EntryNotFound(f"no proposal has the id {id}")
+    row = _row(connection, locked, id)
     if row.state != "open":
         raise DecisionRefused(f"proposal {id} was {row.state} by {row.decided_by!r}", row.state)
     if row.expires_at <= database_now(connection):
         raise DecisionRefused(f"proposal {id} has expired: propose the decision again", "expired")
     return row
+
+
+def _row(connection: Connection, wanted: Select[Any], id: UUID) -> Row[Any]:
+    row = connection.execute(wanted).one_or_none()
+    if row is None:
+        raise EntryNotFound(f"no proposal has the id {id}")
+    return row
+
+
+def _stored(row: Row[Any], actor: str, configuration: Configuration | None) -> tuple[BulkDecision, Preview]:
+    """What was proposed, for this operator to carry out."""
+    stored, ids = json.loads(row.decision), ids_in(row.decision)
+    decision = BulkDecision(
+        action=stored["action"],
+        actor=actor,
+        reason=_of_both(row.reason, row.actor),
+        verdict=stored["verdict"],
+        result=stored["result"],
+        configuration=configuration,
+    )
+    wanted = Filter(states=stored["states"])
+    return decision, Preview(at=row.at, sentence=row.sentence, wanted=wanted, ids=ids, left_alone={})
 
 
 def _close(connection: Connection, tables: Tables, id: UUID, state: str, actor: str) -> Proposal:

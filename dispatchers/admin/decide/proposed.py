@@ -3,15 +3,17 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, select
 
+from dispatchers.admin.decide.audit import AuditRow
 from dispatchers.admin.decide.bulk import BulkDecision
 from dispatchers.admin.decide.bulk_sentence import asks_again
-from dispatchers.admin.decide.effects import Action, Verdict
+from dispatchers.admin.decide.effects import Action
+from dispatchers.admin.decide.rules import Verdict
 from dispatchers.admin.read.entries import EntrySummary, read_entries_where
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.errors import EntryNotFound
@@ -20,6 +22,8 @@ from outbox.sql.clock import database_now
 from outbox.sql.schema.rights import Right, without_right
 from outbox.sql.schema.tables import Tables
 
+MAX_FOUND = 1000
+SAME_TRANSACTION = timedelta(minutes=1)  # it writes at most 1,000 entries between the two times
 ENTRIES_LISTED = 5
 """How many entries of each proposal in a list are read."""
 
@@ -96,6 +100,31 @@ def read_proposal(
     if row is None:
         raise EntryNotFound(f"no proposal has the id {id}")
     return _proposals(connection, tables, [row], database_now(connection), None)[0]
+
+
+def find_proposals(connection: Connection, tables: Tables, rows: Sequence[AuditRow]) -> dict[int, UUID]:
+    """The proposals that rows of the audit log are about, by the row's id: a row has only their sentence, actor and time."""
+    proposal, sentences = tables.proposal, {row.target for row in rows if row.kind == "entries"}
+    if not sentences:
+        return {}
+    some = select(proposal.c.id, proposal.c.sentence, proposal.c.actor, proposal.c.at)
+    some = some.add_columns(proposal.c.decided_by, proposal.c.decided_at).where(proposal.c.sentence.in_(sentences))
+    made = [
+        (each.sentence, actor, at, each.id)
+        for each in connection.execute(some.order_by(proposal.c.at.desc()).limit(MAX_FOUND))
+        for actor, at in ((each.actor, each.at), (each.decided_by, each.decided_at))
+        if at is not None
+    ]
+    found = {}
+    for row in rows:
+        near = [
+            (abs(row.at - at), id)
+            for sentence, actor, at, id in made
+            if (sentence, actor) == (row.target, row.actor) and abs(row.at - at) < SAME_TRANSACTION
+        ]
+        if near:
+            found[row.id] = min(near)[1]
+    return found
 
 
 def _columns(connection: Connection, tables: Tables, rights: Collection[Right]) -> list[Any]:

@@ -4,14 +4,20 @@ One decision and a decision in bulk ask here. Each function takes the entry's ro
 None if the decision is allowed, else the reason why not.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Row
 
-from dispatchers.stored_outcome import MalformedOutcome, read_outcome
+from dispatchers.stored_outcome import SEND_AGAIN, MalformedOutcome, read_outcome
+from outbox.encryption import UNOPENED
 from outbox.times import NEVER
+
+Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
+
+RESOLVED_STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
+"""What the entry becomes."""
 
 SUSPENDED_DATABASE = (
     "sending is suspended and the database may have lost the record of a send:"
@@ -21,23 +27,25 @@ ENDED = "it has ended, and that is final"
 MALFORMED = "what the queue has stored of it cannot be read: `outbox verify` reports it"
 
 
-def why_not(action: str, row: Row[Any], *, is_suspended: bool) -> str | None:
-    """The rule for retry, cancel, resolve or release. is_suspended: whether sending is, in the whole database."""
+def why_not(action: str, row: Row[Any], verdict: Verdict | None = None, *, is_suspended: bool) -> str | None:
+    """The rule for retry, cancel, resolve or release. verdict: of resolve. is_suspended: whether all sending is suspended."""
     match action:
         case "retry":
             return why_not_retry(row)
         case "cancel":
             return why_not_cancel(row, is_suspended=is_suspended)
         case "resolve":
-            return why_not_resolve(row)
+            return why_not_resolve(row, verdict)
         case _:
             return why_not_release(row)
 
 
-def why_not_in_bulk(action: str, row: Row[Any], now: datetime, *, is_suspended: bool) -> str | None:
+def why_not_in_bulk(
+    action: str, row: Row[Any], now: datetime, verdict: Verdict | None = None, *, is_suspended: bool
+) -> str | None:
     """`why_not`, or that it is decided already: so a decision in bulk may be repeated, or made by two operators."""
     try:
-        if (why := why_not(action, row, is_suspended=is_suspended)) is not None:
+        if (why := why_not(action, row, verdict, is_suspended=is_suspended)) is not None:
             return why
         known = read_outcome(row.outcome).known
     except MalformedOutcome:
@@ -76,8 +84,23 @@ def why_not_cancel(row: Row[Any], *, is_suspended: bool) -> str | None:
     return SUSPENDED_DATABASE if is_suspended else None
 
 
-def why_not_resolve(row: Row[Any]) -> str | None:
-    return _why_not_in(row, {"uncertain"}, "only an uncertain entry can be resolved")
+def why_not_resolve(row: Row[Any], verdict: Verdict | None = None) -> str | None:
+    """verdict: None for any. Of an entry whose key is lost, what is recorded already is kept."""
+    if not is_unopened(row):
+        return _why_not_in(row, {"uncertain"}, "only an uncertain entry can be resolved")
+    if verdict == "send_again":
+        return "it cannot be decrypted, so it cannot be sent again"
+    known = read_outcome(row.outcome).known
+    recorded = None if known is None or known.attempts is None else known.state
+    if verdict is not None and recorded in RESOLVED_STATES.values() and RESOLVED_STATES[verdict] != recorded:
+        return f"its outcome is recorded as {recorded}, and only its callback is due"
+    return _why_not_in(row, {"pending", "retry"}, "")
+
+
+def is_unopened(row: Row[Any]) -> bool:
+    """Whether it waits because it cannot be decrypted, although it may have been sent, or its outcome is stored."""
+    is_waiting = row.state in ("pending", "retry") and row.maybe_sent
+    return is_waiting and (read_outcome(row.outcome).reason or "").startswith(UNOPENED)
 
 
 def why_not_release(row: Row[Any]) -> str | None:

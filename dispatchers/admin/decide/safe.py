@@ -10,7 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Row
 
-from dispatchers.admin.decide.rules import why_not_cancel, why_not_release, why_not_resolve, why_not_retry
+from dispatchers.admin.decide.rules import (
+    is_unopened,
+    why_not_cancel,
+    why_not_release,
+    why_not_resolve,
+    why_not_retry,
+)
 from dispatchers.stored_outcome import KEY_CONFLICT, read_outcome
 from dispatchers.time_limits import Memory, last_safe_send, same_key_is_safe
 
@@ -46,6 +52,9 @@ def offers(row: Row[Any], memory: Memory | None, now: datetime, *, is_suspended:
         }
     else:
         found = {"retry": why_not_retry(row), "cancel": why_not_cancel(row, is_suspended=is_suspended)}
+        if is_unopened(row):
+            found["happened"] = why_not_resolve(row, "happened")
+            found["did_not_happen"] = why_not_resolve(row, "did_not_happen")
     return [Offer(decision=decision, why_not=why_not) for decision, why_not in found.items()]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from dispatchers.names import prefixes
 from dispatchers.store.records.heartbeats import DispatcherSeen
 
+MAX_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -19,8 +21,14 @@ class Difference:
     @property
     def text(self) -> str:
         """A text such as `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`."""
-        values = " or ".join(f"{json.dumps(value)} ({', '.join(names)})" for value, names in self.values)
+        values = " or ".join(f"{json.dumps(value)} ({some_of(names)})" for value, names in self.values)
         return f"{self.setting}: {values}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def live(dispatchers: Collection[DispatcherSeen]) -> list[DispatcherSeen]:
@@ -58,8 +66,10 @@ def _differing(fleet: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Each setting by its name; those of an operation as `stripe.timeout`."""
-    flat = {name: value for name, value in settings.items() if name != "operations"}
+    """Each setting by its name; those of an operation as `stripe: timeout`, those of a schedule as `schedule report: jitter`."""
+    flat = {name: value for name, value in settings.items() if name not in ("operations", "schedules")}
+    for schedule, declared in settings.get("schedules", {}).items():
+        flat |= {f"schedule {schedule}: {name}": value for name, value in declared.items()}
     for operation, declared in settings["operations"].items():
         flat |= {f"{operation}: {name}": value for name, value in declared.items()}
     return flat

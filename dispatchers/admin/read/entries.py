@@ -14,12 +14,13 @@ from sqlalchemy import Connection, Row, and_, case, func, null, select
 from dispatchers.admin.read.dispatchers import search_of
 from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of
 from dispatchers.admin.read.entry_pages import read_places
-from dispatchers.admin.read.plain_values import Place, parsed_or_text
+from dispatchers.admin.read.plain_values import Place, shown_json
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.heartbeats import read_dispatchers
 from dispatchers.store.records.queries import unreadable
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
+from outbox.configuration import EFFECT_VERSION
 from outbox.entries.status import waiting_reason
 from outbox.keys import Tag, encode_native
 from outbox.sql.clock import clock, database_now
@@ -209,6 +210,7 @@ class EntryFacts:
 
     at: the database's clock. deliveries: how often it was claimed.
     key_epoch: the epoch of the key under which it is sent now. The summary's `child_key` is the key of epoch 0.
+    options: those that the app gave. payload_version: of the payload of a typed effect, if it is not the first.
     search: of an entry in doubt, where at the service its effect is found, if its adapter declares that.
     """
 
@@ -224,6 +226,7 @@ class EntryFacts:
     position: int | None
     record_id: UUID | None
     options: Any
+    payload_version: int | None
     payload_bytes: int | None
     schema_version: int
     events: list[EntryEvent]
@@ -276,7 +279,10 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     happened = select(event.c.at, event.c.kind, event.c.delivery, event.c.actor, event.c.reason)
     events = connection.execute(happened.where(event.c.entry_id == id).order_by(event.c.id))
     texts = {name: getattr(row, name) for name in ("options", "headers", "result")}
-    parsed: dict[str, Any] = {name: None if text is None else parsed_or_text(text) for name, text in texts.items()}
+    parsed: dict[str, Any] = {name: None if text is None else shown_json(text) for name, text in texts.items()}
+    parsed["payload_version"] = (
+        parsed["options"].pop(EFFECT_VERSION, None) if isinstance(parsed["options"], dict) else None
+    )
     summary = _summary(row)
     search = _search(connection, tables, row, summary["child_key"]) if row.maybe_sent else None
     return EntryDetails(**summary | parsed, events=[EntryEvent(**event._mapping) for event in events], search=search)

@@ -14,8 +14,9 @@ from dispatchers.admin.read.payload_filter import Member
 from dispatchers.store.records.queries import unreadable
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, parent_id
+from outbox.sql.clock import database_now
 from outbox.sql.schema.parent_index import is_under
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 from outbox.times import NEVER
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
@@ -108,6 +109,18 @@ def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None
         rule = (
             "cannot be searched by this role, which may not read payloads: use the dispatcher's role, or the operator's"
         )
+        raise InvalidValue("payload", ", ".join(map(str, wanted.payload)), rule)
+    if wanted.payload:
+        _require_plain(connection, tables, wanted)
+
+
+def _require_plain(connection: Connection, tables: Tables, wanted: Filter) -> None:
+    """Raise if the rest of the filter selects an encrypted entry: without its payload an answer would be wrong."""
+    entry = tables.entry
+    others = select_ids(tables, replace(wanted, payload=()), database_now(connection)).subquery()
+    sealed = select(entry.c.id).where(entry.c.id.in_(select(others)), entry.c.schema_version == ENCRYPTED_VERSION)
+    if connection.execute(sealed.limit(1)).first() is not None:
+        rule = "cannot be searched, because payloads among these entries are encrypted: select them without --payload"
         raise InvalidValue("payload", ", ".join(map(str, wanted.payload)), rule)
 
 

@@ -118,7 +118,7 @@ def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list
         some = _waits(tables, key, queue.c.id).limit(MAX_WAITING + 1).correlate(keys).subquery()
         return select(func.count()).select_from(some).scalar_subquery()
 
-    rows = {row[0]: _Row._make(row) for row in of_each(connection, keys.c.key, keys, head, waiting)}
+    rows = {row[0]: _Row._make(row) for row in of_each(connection, keys.c.key, keys, head, waiting, known=wanted)}
     heads = select(queue.c.id, queue.c.state).where(queue.c.id.in_([row.head for row in rows.values() if row.head]))
     states: dict[UUID, str] = {row.id: row.state for row in connection.execute(heads)}
     return [

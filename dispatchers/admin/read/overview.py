@@ -13,15 +13,15 @@ from uuid import UUID
 
 from sqlalchemy import CTE, ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
 
+from dispatchers.admin.read.counts import count_uncertain
 from dispatchers.admin.read.dispatchers import Difference, differences, is_served, live
 from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.records.queries import RELEASED_WITHIN, found_destinations, rows_of_each, unreadable
-from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
+from dispatchers.store.records.queries import RELEASED_WITHIN, found_destinations, read_lags, rows_of_each, unreadable
+from dispatchers.stored_outcome import UNREAD, UNSERVED, MalformedOutcome, read_outcome
 from outbox.sql.clock import database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
-from outbox.times import NEVER
 
 MAX_BLOCKED_GROUPS = 100
 MAX_OVERDUE_LEASES = 100
@@ -32,6 +32,11 @@ MAX_MARKED_READ = 1000
 MARKED_READ_IN_ALL = 20_000
 MARKED_READ_MIN = 10
 MAX_UNSERVED_OPERATIONS = 10
+MAX_COUNTED_ROWS = 20_000
+"""How many entries of all destinations together are counted: 50 to 100 ms."""
+COUNTED_OF_ONE_MIN = 10
+MAX_LEASES_READ = 20_000
+"""How many due entries, the oldest of each destination, are searched for leases that are over."""
 MAX_COUNTED_DESTINATIONS = 20
 """For how many destinations, those with most such entries or the longest waiting first, the operations are counted."""
 
@@ -43,6 +48,8 @@ LONG_OVER = timedelta(minutes=1)
 class DestinationOverview:
     """What waits for one destination.
 
+    is_whole: whether all of its entries were counted; otherwise the `counted` ones due last, which are first those without a due
+        time.
     states: how many entries are in each state, without the decided ones. decided: how many are not sent any more, because their
         end is stored; a dispatcher has yet to settle them. suspended: how many an operator or a check suspended. blocked: how
         many wait for an earlier entry of their ordering group.
@@ -50,6 +57,8 @@ class DestinationOverview:
     """
 
     name: str
+    is_whole: bool
+    counted: int
     states: dict[str, int]
     decided: int
     suspended: int
@@ -86,10 +95,11 @@ class OverdueLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unserved:
-    """An operation whose entries wait because no dispatcher that claimed them serves it.
+    """An operation whose entries wait because no dispatcher that claimed them serves it, or because none can read their payload.
 
     entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `MAX_UNSERVED` due
-    entries of a destination are counted. reason: why a dispatcher has released one of them.
+    entries of a destination are counted. reason: why a dispatcher has released one of them. unread: whether it serves the
+    operation, and cannot read the payload. Of those only entries with this reason count, because others may be sent.
     """
 
     operation: str
@@ -97,6 +107,14 @@ class Unserved:
     entries: int
     has_more: bool
     reason: str
+    unread: bool = False
+
+    @property
+    def text(self) -> str:
+        """One line for an operator."""
+        entries = f"{self.entries:,}{' or more' if self.has_more else ''}"
+        why = "cannot be read by any dispatcher" if self.unread else "not served by any dispatcher"
+        return f"{entries} of {self.operation} {why}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +140,15 @@ class LastResume:
 class Overview:
     """The outbox at one moment of the database's clock.
 
-    overdue: the leases that are long over, the oldest first. unserved: the operations that no one has served for a while; None
+    is_whole: whether all entries of all destinations were counted; otherwise there are more than the numbers say.
+    overdue: leases that are long over, the oldest first. unserved: the operations that no one has served for a while; None
     for a role that may not read why entries wait. dispatchers: the live ones, and those that died within the last hour.
     unregistered: the operations that no live dispatcher has registered; empty if none is live. suspended_reason: why sending is
     suspended, if it is.
     """
 
     at: datetime
+    is_whole: bool
     destinations: list[DestinationOverview]
     uncertain: int
     decided: int
@@ -161,21 +181,26 @@ def most_urgent(found: Overview, max_shown: int) -> list[DestinationOverview]:
 
 
 def read_overview(connection: Connection, tables: Tables) -> Overview:
-    """Count what has not ended, for each destination. Reads the queue from end to end."""
+    """Count what has not ended, for each destination: at most `MAX_COUNTED_ROWS` entries, by an index."""
+    read_by_index(connection)
     now = database_now(connection)
-    destinations = _destinations(connection, tables, now)
+    found = found_destinations(connection, tables)
+    destinations = _destinations(connection, tables, found, now)
+    is_whole = all(destination.is_whole for destination in destinations)
+    uncertain = sum(destination.states.get("uncertain", 0) for destination in destinations)
     dispatchers = read_dispatchers(connection, tables, now)
     blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(MAX_BLOCKED_GROUPS)
     meta = connection.execute(select(tables.meta)).one_or_none()
     return Overview(
         at=now,
+        is_whole=is_whole,
         destinations=destinations,
-        uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
+        uncertain=uncertain if is_whole else max(uncertain, count_uncertain(connection, tables).value),
         decided=sum(destination.decided for destination in destinations),
         suspended=sum(destination.suspended for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
         blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
-        overdue=_overdue(connection, tables, now),
+        overdue=_overdue(connection, tables, found, now),
         unserved=read_unserved(connection, tables, now),
         dispatchers=dispatchers,
         differences=differences(dispatchers),
@@ -187,33 +212,54 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
     )
 
 
-def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[OverdueLease]:
+def _overdue(connection: Connection, tables: Tables, found: Sequence[str], now: datetime) -> list[OverdueLease]:
+    """A claim takes the oldest due entries, so a lease that no one has taken over is among the oldest of its destination."""
     queue = tables.queue
-    over = select(queue.c.id, queue.c.destination, queue.c.lease_until).where(queue.c.lease_until < now - LONG_OVER)
-    oldest = over.order_by(queue.c.lease_until).limit(MAX_OVERDUE_LEASES)
-    return [
-        OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
-        for row in connection.execute(oldest)
+    most = max(MAX_LEASES_READ // max(len(found), 1), COUNTED_OF_ONE_MIN)
+
+    def over(name: Any, names: CTE) -> Select[*tuple[Any, ...]]:
+        due = select(queue.c.id, queue.c.lease_until).where(queue.c.destination == name, queue.c.due_at <= now)
+        oldest = due.order_by(queue.c.due_at).limit(most).correlate(names).subquery("oldest")
+        return (
+            select(oldest.c.id, oldest.c.lease_until)
+            .where(oldest.c.lease_until < now - LONG_OVER)
+            .order_by(oldest.c.lease_until)
+            .limit(MAX_OVERDUE_LEASES)
+        )
+
+    rows = rows_of_each(connection, tables, found, over)
+    leases = [
+        OverdueLease(id=id, destination=name, over_seconds=(now - until).total_seconds()) for name, id, until in rows
     ]
+    return sorted(leases, key=lambda lease: -lease.over_seconds)[:MAX_OVERDUE_LEASES]
 
 
 def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
     """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
     if unreadable(connection, [tables.queue.c.outcome]):
         return None
-    marked = {row.id: row for row in _marked(connection, tables, now)}
-    kinds = _kinds(connection, tables, marked)
+    found, taken = _marked(connection, tables, now)
+    marked = {row.id: row for row in found}
+    of_each = Counter(row.destination for row in found)
+    kinds: dict[UUID, tuple[Any, ...]] = {
+        id: (*kind, _is_unread(marked[id].outcome)) for id, kind in _kinds(connection, tables, marked).items()
+    }
     reasons = {(marked[id].destination, *kind): _reason(marked[id].outcome) for id, kind in kinds.items()}
     waiting = Counter((marked[id].destination, *kind) for id, kind in kinds.items())
-    counted = _most_common(destination for destination, *_ in waiting.elements())
+    counted = _most_common(destination for destination, *_, unread in waiting.elements() if not unread)
     whole = set()
     for destination in counted:
         first = _first_due(connection, tables, destination, now)
-        waiting |= Counter((destination, *kind) for kind in _kinds(connection, tables, first).values())
+        waiting |= Counter((destination, *kind, False) for kind in _kinds(connection, tables, first).values())
         whole |= {destination} if len(first) < MAX_UNSERVED else set()
     operations = [
         Unserved(
-            destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] not in whole, reason=reason
+            destination=kind[0],
+            operation=kind[1],
+            entries=waiting[kind],
+            has_more=of_each[kind[0]] >= taken if kind[-1] else kind[0] not in whole,
+            reason=reason,
+            unread=kind[-1],
         )
         for kind, reason in reasons.items()
     ]
@@ -229,6 +275,13 @@ def _reason(outcome: str) -> str:
         return read_outcome(outcome).reason or ""
     except MalformedOutcome:  # `outbox verify` reports it
         return ""
+
+
+def _is_unread(outcome: str) -> bool:
+    try:
+        return read_outcome(outcome).is_unread
+    except MalformedOutcome:
+        return False
 
 
 def read_unregistered(
@@ -282,8 +335,10 @@ class _Marked(NamedTuple):
     outcome: str
 
 
-def _marked(connection: Connection, tables: Tables, now: datetime) -> list[_Marked]:
-    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while.
+def _marked(connection: Connection, tables: Tables, now: datetime) -> tuple[list[_Marked], int]:
+    """Entries that a dispatcher has released as unserved or as unread, and that no other has taken since, for a while.
+
+    Also returns how many of each destination it returns at most.
 
     Of each destination the first due ones and the last are read, by the index: a released entry is due again within seconds, and
     while a backlog waits it comes after all of it.
@@ -294,7 +349,7 @@ def _marked(connection: Connection, tables: Tables, now: datetime) -> list[_Mark
     read = max(min(MARKED_READ_IN_ALL // of_each, MAX_MARKED_READ), MARKED_READ_MIN)
     taken = max(MAX_UNSERVED // of_each, 1)
     asked = partial(_marked_of, tables.queue, now, read, taken)
-    return [_Marked._make(row) for row in rows_of_each(connection, tables, found, asked)]
+    return [_Marked._make(row) for row in rows_of_each(connection, tables, found, asked)], taken
 
 
 def _marked_of(
@@ -308,7 +363,8 @@ def _marked_of(
     ends = [due.order_by(order).limit(read).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
     either = union(*map(select, ends)).subquery()
     since = func.coalesce(either.c.waiting_since, either.c.due_at)
-    marked = either.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
+    marks = or_(*(either.c.outcome.contains(f'"{mark}": true') for mark in (UNSERVED, UNREAD)))
+    marked = marks & (since < now - LONG_OVER)
     return select(either.c.id, either.c.outcome).where(marked, _is_free(either)).limit(taken)
 
 
@@ -331,35 +387,58 @@ def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dic
     return {id: tuple(kind) for id, *kind in connection.execute(found)}
 
 
-def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
+def _destinations(
+    connection: Connection, tables: Tables, found: Sequence[str], now: datetime
+) -> list[DestinationOverview]:
     queue = tables.queue
-    claimable = or_(queue.c.lease_until.is_(None), queue.c.lease_until < now)
-    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was released has waited all the same
-    counted = select(
-        queue.c.destination,
-        queue.c.state,
-        (func.count() - func.count(queue.c.known)).label("entries"),
-        func.count(queue.c.known).label("decided"),
-        func.count(queue.c.suspended_reason).label("suspended"),
-        func.count(case((is_blocked(queue), 1))).label("blocked"),
-        func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
-    ).group_by(queue.c.destination, queue.c.state)
-    rows: dict[str, list[Any]] = {}
-    for row in connection.execute(counted):
-        rows.setdefault(row.destination, []).append(row)
+    most = max(MAX_COUNTED_ROWS // max(len(found), 1), COUNTED_OF_ONE_MIN)
+
+    def counting(name: Any, names: CTE) -> Select[*tuple[Any, ...]]:
+        columns = queue.c.state, queue.c.known, queue.c.suspended_reason, is_blocked(queue).label("is_blocked")
+        rows = select(*columns).where(queue.c.destination == name).order_by(queue.c.due_at.desc()).limit(most)
+        last = rows.correlate(names).subquery("last")
+        return select(
+            last.c.state,
+            func.count().label("entries"),
+            func.count(last.c.known).label("decided"),
+            func.count(last.c.suspended_reason).label("suspended"),
+            func.count(case((last.c.is_blocked, 1))).label("blocked"),
+        ).group_by(last.c.state)
+
+    counts: dict[str, list[_Counts]] = {}
+    for name, *counted in rows_of_each(connection, tables, found, counting):
+        counts.setdefault(name, []).append(_Counts(*counted))
     controls = {row.name: row for row in connection.execute(select(tables.destination))}
-    return [_destination(name, rows.get(name, []), controls.get(name), now) for name in sorted({*rows, *controls})]
+    lags = read_lags(connection, tables, now)
+    return [
+        _destination(name, counts.get(name, []), most, controls.get(name), lags.get(name), now)
+        for name in sorted({*counts, *controls})
+    ]
 
 
-def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) -> DestinationOverview:
-    due = [row.oldest_due for row in rows if row.oldest_due is not None and row.oldest_due <= now]
+class _Counts(NamedTuple):
+    """How many entries are in a state. entries: with the decided ones."""
+
+    state: str
+    entries: int
+    decided: int
+    suspended: int
+    blocked: int
+
+
+def _destination(
+    name: str, counts: Sequence[_Counts], most: int, control: Any, lag: timedelta | None, now: datetime
+) -> DestinationOverview:
+    counted = sum(each.entries for each in counts)
     return DestinationOverview(
         name=name,
-        states={row.state: row.entries for row in rows if row.entries},
-        decided=sum(row.decided for row in rows),
-        suspended=sum(row.suspended for row in rows),
-        blocked=sum(row.blocked for row in rows),
-        oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
+        is_whole=counted < most,
+        counted=counted,
+        states={each.state: each.entries - each.decided for each in counts if each.entries > each.decided},
+        decided=sum(each.decided for each in counts),
+        suspended=sum(each.suspended for each in counts),
+        blocked=sum(each.blocked for each in counts),
+        oldest_due_seconds=None if lag is None else lag.total_seconds(),
         paused=control is not None and control.paused,
         paused_reason=control.paused_reason if control is not None else None,
         cooldown_until=None if control is None or (control.cooldown_until or now) <= now else control.cooldown_until,

@@ -39,6 +39,13 @@ def plain(value: Any) -> Any:
             return value
 
 
+def shown_json(text: str) -> Any:
+    """The stored JSON, as `parsed_or_text`. Of an encrypted value only the name of its key."""
+    from outbox.encryption import is_sealed_json, key_id_of
+
+    return f"encrypted with key {key_id_of(text)}" if is_sealed_json(text) else parsed_or_text(text)
+
+
 def parsed_or_text(document: str) -> Any:
     """The JSON document; its text if it is nested deeper than `MAX_DEPTH`, which neither `plain` nor every client can read."""
     try:

@@ -22,6 +22,7 @@ from dispatchers.admin.read.entry_filter import ENDED_STATES, Filter
 from dispatchers.admin.read.entry_pages import beginning, parts_of
 from dispatchers.admin.read.requests import OPEN_STATES, RequestSummary
 from dispatchers.store.records.queries import unreadable
+from outbox.encryption import MARK
 from outbox.errors import InvalidValue
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.sql.clock import database_now
@@ -173,7 +174,8 @@ class _Search:
         answer = row.c.result if wanted.is_ended else row.c.outcome
         if answer not in self.withheld and len(self.text) >= PART_CHARS_MIN:
             parts = {self.text, json.dumps(self.text)[1:-1]}  # as it may be copied, and as JSON has it
-            matches += [answer.contains(part, autoescape=True) for part in sorted(parts)]
+            texts = or_(*(answer.contains(part, autoescape=True) for part in sorted(parts)))
+            matches.append(and_(texts, ~answer.contains(f'"{MARK}')))  # what is encrypted has any letters
         joined = rows.join(entry, entry.c.id == rows.c.id).join(row, row.c.id == rows.c.id)
         found = select(rows.c.id).select_from(joined).where(or_(*matches))
         return self._compared(name, rows, limit, found, is_descending=wanted.is_ended)

@@ -1,16 +1,17 @@
 """The outbox at one moment, read within bounds however long the queue is: the dashboard's overview.
 
-`overview` counts every entry that waits, for `outbox status`; this counts up to a limit, and estimates above it.
+`overview` is what `outbox status` shows; this reads less of each destination, as an open page asks again every five seconds.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, select
 
-from dispatchers.admin.read.counts import Count, count_rows, planned_rows
+from dispatchers.admin.read.counts import Count, count_rows, count_uncertain
 from dispatchers.admin.read.destinations import DestinationState, most_urgent, read_destinations
 from dispatchers.admin.read.dispatchers import Difference, differences
+from dispatchers.admin.read.overview import Unserved, read_unserved
 from dispatchers.admin.read.throughput import Throughput, read_throughput
 from dispatchers.store.records.gauges import Gauge, read_gauges
 from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
@@ -18,15 +19,13 @@ from outbox.sql.schema.tables import Tables, is_open
 from outbox.sql.statements import read_by_index
 
 MAX_STATES = 10_000  # counted by state: an open page asks again every five seconds
-MAX_DOUBTFUL = 10_000
-"""How many entries that may have been sent are read to count the uncertain ones: some 10 ms, and 100 ms if far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """waiting: entries that have not ended. states: of each destination, by state. blocked_groups: ordering groups that an
     operator must release. accepted: requests that wait for their entries. suspended_reason: why sending is suspended, if it is.
-    destinations: the `most_urgent` ones of `destinations_in_all`.
+    unserved: as of `Overview`. destinations: the `most_urgent` ones of `destinations_in_all`.
     """
 
     at: datetime
@@ -36,6 +35,7 @@ class Summary:
     blocked_groups: Count
     accepted: Count
     oldest_due_seconds: float | None
+    unserved: list[Unserved] | None
     destinations: list[DestinationState]
     destinations_in_all: int
     states: dict[str, Gauge]
@@ -45,7 +45,7 @@ class Summary:
 
 
 def read_summary(connection: Connection, tables: Tables) -> Summary:
-    """Reads some 50,000 rows of indexes at most."""
+    """Reads some 70,000 rows of indexes at most."""
     read_by_index(connection)
     queue, record = tables.queue, tables.record
     destinations = read_destinations(connection, tables)
@@ -60,6 +60,7 @@ def read_summary(connection: Connection, tables: Tables) -> Summary:
         blocked_groups=count_rows(connection, select(tables.blocked_group.c.ordering_key)),
         accepted=count_rows(connection, select(record.c.id).where(is_open(record, "accepted"))),
         oldest_due_seconds=max(lags, default=None),
+        unserved=read_unserved(connection, tables, destinations.at),
         destinations=shown,
         destinations_in_all=len(destinations.destinations),
         states={each.name: states[each.name] for each in shown if each.name in states},
@@ -67,16 +68,3 @@ def read_summary(connection: Connection, tables: Tables) -> Summary:
         dispatchers=dispatchers,
         differences=differences(dispatchers),
     )
-
-
-def count_uncertain(connection: Connection, tables: Tables) -> Count:
-    """Count the uncertain entries in the index of entries that may have been sent, of which an outage leaves many more."""
-    read_by_index(connection)
-    queue = tables.queue
-    doubtful = select(queue.c.state, queue.c.known).where(queue.c.maybe_sent).limit(MAX_DOUBTFUL).subquery()
-    is_uncertain = case(((doubtful.c.state == "uncertain") & doubtful.c.known.is_(None), 1))
-    rows, uncertain = connection.execute(select(func.count(), func.count(is_uncertain)).select_from(doubtful)).one()
-    if rows < MAX_DOUBTFUL:
-        return Count(value=uncertain, is_exact=True)
-    planned = planned_rows(connection, select(queue.c.id).where(queue.c.maybe_sent, queue.c.state == "uncertain"))
-    return Count(value=max(uncertain, planned), is_exact=False)

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from dispatchers.admin.read.dispatchers import live
+from dispatchers.admin.read.dispatchers import live, some_of
 from dispatchers.flow_control.state import service_of
 from dispatchers.store.records.heartbeats import DispatcherSeen
 
 NO_DISPATCHER = "no dispatcher is live"
 UNSERVED = "no live dispatcher serves it"
 SUSPENDED = "sending is suspended"
-MAX_NAMED = 3
 
 _BUDGETS = {
     "callback_concurrency": "its callbacks take all that callback_concurrency={value} allows",
     "concurrency": "its concurrency is used up",
+    "fleet": "the limits that all databases of the fleet share are used up",
     "max_in_flight": "max_in_flight={value} is used up",
 }
 
@@ -53,7 +53,7 @@ def why_waiting(
     for dispatcher, texts in budgets.items():
         for text in texts:
             by_text.setdefault(text, []).append(dispatcher)
-    return "; ".join(f"{text} ({_named(names)})" for text, names in by_text.items())
+    return "; ".join(f"{text} ({some_of(names)})" for text, names in by_text.items())
 
 
 def _serves(dispatcher: DispatcherSeen, name: str) -> bool:
@@ -64,8 +64,3 @@ def _used_up(dispatcher: DispatcherSeen, name: str) -> Iterator[str]:
     for setting, names in dispatcher.used_up.items():
         if setting in _BUDGETS and (not names or name in names):
             yield _BUDGETS[setting].format(value=dispatcher.settings.get(setting))
-
-
-def _named(dispatchers: Sequence[str]) -> str:
-    left = len(dispatchers) - MAX_NAMED
-    return ", ".join(dispatchers[:MAX_NAMED]) + (f" and {left} more" if left > 0 else "")

@@ -12,6 +12,7 @@ from dispatchers.dashboard.pages import (
     overview,
     proposals,
     requests,
+    schedules,
     search,
     tables,
     uncertain,
@@ -31,6 +32,8 @@ VIEWS: tuple[View, ...] = (
     groups.GROUP,
     requests.VIEW,
     requests.REQUEST,
+    schedules.VIEW,
+    schedules.SCHEDULE,
     dispatchers.VIEW,
     tables.VIEW,
     audit.VIEW,
@@ -42,4 +45,5 @@ ACTIONS: tuple[Action, ...] = (
     *proposals.ACTIONS,
     *destinations.ACTIONS,
     *groups.ACTIONS,
+    *schedules.ACTIONS,
 )

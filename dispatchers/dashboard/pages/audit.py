@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from dispatchers.admin.decide.audit import AuditFilter, AuditPage, read_audit
+from dispatchers.admin.decide.proposed import find_proposals
 from dispatchers.admin.read.plain_values import Place
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View
@@ -24,10 +26,19 @@ class AuditQuery:
     limit: int = parameter("How many rows at most.", ROWS_DEFAULT, minimum=1, maximum=MAX_ROWS)
 
 
-def read(reading: Reading, query: AuditQuery) -> AuditPage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedAuditPage(AuditPage):
+    """proposals: those that rows are about, by the row's id."""
+
+    proposals: dict[int, UUID]
+
+
+def read(reading: Reading, query: AuditQuery) -> LinkedAuditPage:
     """List the decisions of operators, the newest first."""
     wanted = AuditFilter(actor=query.actor, action=query.action, target=query.target, since=query.since)
-    return read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=query.after)
+    page = read_audit(reading.connection, reading.tables, wanted, max_rows=query.limit, after=query.after)
+    found = find_proposals(reading.connection, reading.tables, page.rows)
+    return LinkedAuditPage(at=page.at, rows=page.rows, next=page.next, proposals=found)
 
 
 VIEW = View("audit", read, title="Audit log", is_live=False)

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from dispatchers.admin.decide import decisions
 from dispatchers.admin.read.destinations import DestinationState, most_urgent, read_destinations
+from dispatchers.admin.read.overview import Unserved, read_unserved
 from dispatchers.admin.read.throughput import Sent, read_throughput
 from dispatchers.dashboard.actions import Action, Deciding
 from dispatchers.dashboard.parameters import Nothing, parameter
@@ -15,13 +16,15 @@ from dispatchers.dashboard.views import Reading, View
 class DestinationsPage:
     """at: the database's clock. destinations: the most urgent ones of `destinations_in_all`: throttled, or with most due.
 
-    sent: what was sent within the last hour, by destination.
+    sent: what was sent within the last hour, by destination. unserved: operations whose entries wait for a dispatcher that serves
+    or reads them; None for a role that may not read why entries wait.
     """
 
     at: datetime
     destinations: list[DestinationState]
     destinations_in_all: int
     sent: dict[str, Sent]
+    unserved: list[Unserved] | None
 
 
 def read(reading: Reading, query: Nothing) -> DestinationsPage:
@@ -30,7 +33,13 @@ def read(reading: Reading, query: Nothing) -> DestinationsPage:
     sent = read_throughput(reading.connection, reading.tables).destinations
     shown = most_urgent(found.destinations)
     own = {each.name: sent[each.name] for each in shown if each.name in sent}
-    return DestinationsPage(at=found.at, destinations=shown, destinations_in_all=len(found.destinations), sent=own)
+    return DestinationsPage(
+        at=found.at,
+        destinations=shown,
+        destinations_in_all=len(found.destinations),
+        sent=own,
+        unserved=read_unserved(reading.connection, reading.tables, found.at),
+    )
 
 
 VIEW = View("destinations", read)

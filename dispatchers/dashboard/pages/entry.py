@@ -29,7 +29,7 @@ from dispatchers.admin.read.requests import RequestSummary, read_request
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, require_alone, require_keys, require_version
 from dispatchers.dashboard.parameters import parameter
-from dispatchers.dashboard.views import Reading, View
+from dispatchers.dashboard.views import Reading, View, encryption_of
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.heartbeats import read_dispatchers
 from outbox.errors import InvalidValue
@@ -169,7 +169,7 @@ def decide(deciding: Deciding, form: DecisionForm) -> Decided:
         case "new_key":
             uncertain_decisions.send_again(*where, "new", **by)
         case "happened" | "did_not_happen":
-            decisions.resolve(*where, form.decision, result=form.result, **by)
+            decisions.resolve(*where, form.decision, result=form.result, encryption=encryption_of(deciding), **by)
         case "again":
             configuration = require_keys(deciding, deciding.connection)
             made = again(deciding.connection, configuration, form.id, **by)
@@ -196,7 +196,8 @@ class RevealForm:
 def show(deciding: Deciding, form: RevealForm) -> SentAndAnswered:
     """Reveal what was sent and answered, which is recorded."""
     actor = deciding.identity.name
-    return reveal(deciding.connection, deciding.tables, form.id, actor=actor, reason=form.reason)
+    encryption = encryption_of(deciding)
+    return reveal(deciding.connection, deciding.tables, form.id, actor=actor, reason=form.reason, encryption=encryption)
 
 
 REVEAL = Action("reveal", "/entries/{id}/reveal", show, role=Role.PAYLOAD_READER, template="reveal.html")

@@ -9,12 +9,12 @@ from dispatchers.admin.decide import proposals
 from dispatchers.admin.decide.again import why_no_keys
 from dispatchers.admin.decide.bulk import BulkDecision
 from dispatchers.admin.decide.persons import is_same_person
-from dispatchers.admin.decide.proposals import Confirmed
+from dispatchers.admin.decide.proposals import Confirmed, Effect
 from dispatchers.admin.decide.proposed import Proposal, read_proposal, read_proposals
 from dispatchers.admin.read.entry_filter import ENDED_STATES, WAITING_STATES, Filter
 from dispatchers.dashboard.access import rights_of
 from dispatchers.dashboard.actions import VERSION, Action, Deciding, no_keys, require_keys, require_version
-from dispatchers.dashboard.decision_texts import BULK
+from dispatchers.dashboard.decision_texts import BULK, BulkName, name_of
 from dispatchers.dashboard.parameters import Nothing, parameter
 from dispatchers.dashboard.views import Reading, View
 from outbox.errors import ConfigurationError, InvalidValue
@@ -51,7 +51,7 @@ def _page(reading: Reading, found: list[Proposal]) -> ProposalsPage:
     )
 
 
-VIEW = View("proposals", read, in_navigation=False, is_live=False, decides=True)
+VIEW = View("proposals", read, is_live=False, decides=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,39 @@ class ProposalForm:
     id: UUID = parameter("The proposal's id.")
 
 
-def read_one(reading: Reading, query: ProposalForm) -> ProposalsPage:
-    """Show one proposal: the whole decision and all of its entries."""
-    rights = rights_of(reading.identity)
-    return _page(reading, [read_proposal(reading.connection, reading.tables, query.id, rights=rights)])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalPage(ProposalsPage):
+    """One proposal. text: what its decision means. effect: of an open one, what it would do now; None for a reader who may not
+    read the decision, and where it cannot be known.
+    """
+
+    text: BulkName | None
+    effect: Effect | None
+
+
+def read_one(reading: Reading, query: ProposalForm) -> ProposalPage:
+    """Show one proposal: the whole decision, all of its entries, and what it would do now."""
+    connection, tables = reading.connection, reading.tables
+    found = read_proposal(connection, tables, query.id, rights=rights_of(reading.identity))
+    page = _page(reading, [found])
+    decision = found.decision
+    is_open = found.state == "open" and page.why_not_again is None
+    return ProposalPage(
+        at=page.at,
+        proposals=page.proposals,
+        own=page.own,
+        why_not_again=page.why_not_again,
+        text=None if decision is None else name_of(decision.action, decision.verdict),
+        effect=proposals.effect_now(connection, tables, query.id, reading.configuration)
+        if is_open and decision is not None
+        else None,
+    )
 
 
 PROPOSAL = View(
     "proposal",
     read_one,
     path="/proposals/{id}",
-    template="proposals.html",
     in_navigation=False,
     is_live=False,
     decides=True,

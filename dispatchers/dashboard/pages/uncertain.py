@@ -5,12 +5,11 @@ from datetime import datetime
 from uuid import UUID
 
 from dispatchers.admin.decide.cases import Case, read_cases
-from dispatchers.admin.read.counts import Count
+from dispatchers.admin.read.counts import Count, count_uncertain
 from dispatchers.admin.read.destinations import NotSent, read_not_sent
 from dispatchers.admin.read.entries import list_entries
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.admin.read.plain_values import Place
-from dispatchers.admin.read.summary import count_uncertain
 from dispatchers.dashboard.access import Role
 from dispatchers.dashboard.parameters import parameter
 from dispatchers.dashboard.views import Reading, View

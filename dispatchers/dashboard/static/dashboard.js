@@ -22,9 +22,11 @@
   }
 
   // --- relative times, which count on between two refreshes
-  const span = (seconds) => {
-    for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60]]) if (seconds >= size) return `${Math.floor(seconds / size)}${unit}`;
-    return `${Math.floor(seconds)}s`;
+  const UNITS = [["day", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const span = (seconds) => { // as units.py writes it
+    const [unit, size] = UNITS.find(([, size]) => seconds >= size) ?? UNITS[3];
+    const count = Math.floor(seconds / size);
+    return `${count} ${unit}${unit === "day" && count > 1 ? "s" : ""}`;
   };
 
   const showTimes = () => {
@@ -38,6 +40,12 @@
       each.title = new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
     }
   };
+  const showClocks = () => { // of the charts, in the reader's time zone
+    for (const each of document.querySelectorAll("[data-clock]")) {
+      each.textContent = new Date(each.dataset.clock).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+    }
+  };
+  showClocks();
   showTimes();
   setInterval(showTimes, 1000);
 
@@ -71,7 +79,7 @@
       event.detail.shouldSwap = false; // it is a page of the host app: the browser shows it as a whole
       window.location.assign(xhr.responseURL);
     });
-    document.body.addEventListener("htmx:afterSwap", () => { freshness.textContent = ""; showTimes(); });
+    document.body.addEventListener("htmx:afterSwap", () => { freshness.textContent = ""; showTimes(); showClocks(); });
     for (const failed of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
       document.body.addEventListener(failed, () => { freshness.textContent = "This page could not be refreshed. It shows an older state."; });
     }
