@@ -16,6 +16,7 @@ from support.database import TABLES, Base, Client, Database
 from support.event_loops import LOOP, LOOPS, loops_of, set_loop
 from support.mariadb_copies import MariaDBCopies
 from support.mariadb_server import missing_program, temporary_mariadb, with_driver
+from support.mysql_server import NotHere, temporary_mysql
 from support.portable import SENT, refused_in
 from support.postgresql_copies import PostgreSQLCopies
 
@@ -39,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
-    for kind, where in (("portable", "in the portable mode"), ("mariadb", "on MariaDB")):
+    for kind, where in (("portable", "in the portable mode"), ("mariadb", "on MariaDB"), ("mysql", "on MySQL")):
         parser.addoption(f"--{kind}", action="store_true", help=f"run all tests of a database {where}, and no others")
     parser.addoption("--every-case", action="store_true", help="run each value on each database")
     which = "the event loop of the tests; mixed: each on one of both; other: each on the other one"
@@ -87,6 +88,9 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what repeats others, and what the options leave out."""
     if kind := _only_kind(config):
         chosen = [item for item in items if kind in item.name.partition("[")[2].rstrip("]").split("-")]
+        if config.getoption("--mysql"):
+            chosen = [item for item in items if item in set(chosen) or kind in getattr(item, "fixturenames", ())]
+            chosen = [item for item in chosen if "mysql" not in _different_on(item)]
         chosen = [item for item in chosen if kind not in _different_on(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
@@ -106,7 +110,9 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _only_kind(config: pytest.Config) -> str | None:
-    return next((kind for kind in ("portable", "mariadb") if config.getoption(f"--{kind}")), None)
+    """MySQL is tested by the tests of MariaDB, whose fixtures then have a MySQL."""
+    options = {"portable": "portable", "mariadb": "mariadb", "mysql": "mariadb"}
+    return next((kind for option, kind in options.items() if config.getoption(f"--{option}")), None)
 
 
 def _different_on(item: pytest.Item) -> set[str]:
@@ -190,11 +196,14 @@ def sqlite(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def mariadb_copies() -> Iterator[MariaDBCopies]:
+def mariadb_copies(request: pytest.FixtureRequest) -> Iterator[MariaDBCopies]:
     """The databases of the server that OUTBOX_TEST_MARIADB_URL names, else of one started for this process and gone with it.
 
-    OUTBOX_TEST_MARIADB_DRIVER may name another driver than PyMySQL: `mysqldb`.
+    OUTBOX_TEST_MARIADB_DRIVER may name another driver than PyMySQL: `mysqldb`. With `--mysql` the server is a MySQL.
     """
+    if request.config.getoption("--mysql"):
+        yield from _mysql_copies()
+        return
     given = os.environ.get("OUTBOX_TEST_MARIADB_URL")
     driver = os.environ.get("OUTBOX_TEST_MARIADB_DRIVER")
     if not given and (missing := missing_program()):
@@ -206,12 +215,33 @@ def mariadb_copies() -> Iterator[MariaDBCopies]:
             copies.drop()
 
 
+def _mysql_copies() -> Iterator[MariaDBCopies]:
+    """OUTBOX_TEST_MYSQL_URL may name a server."""
+    given = os.environ.get("OUTBOX_TEST_MYSQL_URL")
+    try:
+        with nullcontext(sa.make_url(given)) if given else temporary_mysql() as url:
+            copies = MariaDBCopies(url, _create_tables)
+            yield copies
+            if given:
+                copies.drop()
+    except NotHere as reason:
+        pytest.skip(f"MySQL cannot run here, and OUTBOX_TEST_MYSQL_URL names no server: {reason}")
+
+
 @pytest.fixture
 def mariadb(mariadb_copies: MariaDBCopies, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, on MariaDB."""
     database = mariadb_copies.take(as_roles=_has_apps_rights(request.node))
     yield database
     mariadb_copies.give_back(database, is_changed=request.node.get_closest_marker("owner") is not None)
+
+
+@pytest.fixture
+def mysql(mariadb: Database) -> Database:
+    """A database of the test's own, on MySQL, with `--mysql` only."""
+    if mariadb.server != "mysql":
+        pytest.skip("it runs with --mysql only")
+    return mariadb
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

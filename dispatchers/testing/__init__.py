@@ -3,6 +3,8 @@
     from dispatchers.testing import drain
 
 - `drain` sends all that was enqueued, now. `failpoint` kills the process, or calls a function, at a named point.
+- pytest loads `plugin.py`, which has fixtures for these tasks. `OutboxEntries`, `AssertEnqueued`, `OutboxDrain`, `Drained`,
+  `OutboxClock` and `CopiedDatabase` are what they give, for annotations.
 - `temporary_postgres` starts a real PostgreSQL. `running_stripe` serves a strict imitation of Stripe's API, and `service_of`
   one of any service that has a profile.
 - `AdapterSuite`, `HttpSuite`, `LookupSuite` and `HttpLookupSuite` are the test suites for adapters, `ProviderSuite` the one for
@@ -15,14 +17,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dispatchers.testing.clock import OutboxClock, PassedTime
     from dispatchers.testing.conformance import AdapterSuite
     from dispatchers.testing.conformance_frame import Scenario
     from dispatchers.testing.conformance_http import HttpLookupSuite, HttpSuite
     from dispatchers.testing.conformance_lookups import LookupSuite
     from dispatchers.testing.conformance_providers import ProviderSuite
+    from dispatchers.testing.copied_databases import CopiedDatabase
     from dispatchers.testing.draining import drain
     from dispatchers.testing.failpoints import failpoint
     from dispatchers.testing.faulty_http import FaultyHttp, answer
+    from dispatchers.testing.outbox_under_test import (
+        AssertEnqueued,
+        AssertNotEnqueued,
+        Drained,
+        OutboxDrain,
+        OutboxEntries,
+    )
     from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
     from dispatchers.testing.provider_core import FakeProvider, Refusal
     from dispatchers.testing.provider_service import RunningProvider, service_of
@@ -31,11 +42,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterSuite",
+    "AssertEnqueued",
+    "AssertNotEnqueued",
+    "CopiedDatabase",
+    "Drained",
     "FakeProvider",
     "FaultyHttp",
     "HttpLookupSuite",
     "HttpSuite",
     "LookupSuite",
+    "OutboxClock",
+    "OutboxDrain",
+    "OutboxEntries",
+    "PassedTime",
     "PostgresUnavailable",
     "ProviderSuite",
     "Refusal",
@@ -53,11 +72,19 @@ __all__ = [
 
 _HOMES = {
     "AdapterSuite": "conformance",
+    "AssertEnqueued": "outbox_under_test",
+    "AssertNotEnqueued": "outbox_under_test",
+    "CopiedDatabase": "copied_databases",
+    "Drained": "outbox_under_test",
     "FakeProvider": "provider_core",
     "FaultyHttp": "faulty_http",
     "HttpLookupSuite": "conformance_http",
     "HttpSuite": "conformance_http",
     "LookupSuite": "conformance_lookups",
+    "OutboxClock": "clock",
+    "OutboxDrain": "outbox_under_test",
+    "OutboxEntries": "outbox_under_test",
+    "PassedTime": "clock",
     "PostgresUnavailable": "postgres",
     "ProviderSuite": "conformance_providers",
     "Refusal": "provider_core",

@@ -6,44 +6,58 @@ Use adapters of the test's own (`MemoryAdapter`, or the strict imitation of Stri
 effects and callbacks did.
 """
 
-import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Table, and_, or_, select, update
+from sqlalchemy import Connection, or_, select
 
 from dispatchers.process.dispatcher import Dispatcher, work_of
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.testing.clock import PassedTime, pass_time
 from outbox.errors import ConfigurationError
-from outbox.sql.clock import database_now, earlier
+from outbox.sql.clock import database_now
 from outbox.sql.schema.tables import Tables
 from outbox.times import NEVER
 
 MAX_ROUNDS = 100
 
 
-async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
+async def drain(dispatcher: Dispatcher, *, ahead: bool = False, passed: PassedTime | None = None) -> int:
     """Run the dispatcher until nothing is due, including what callbacks enqueue. Returns how many entries it settled.
 
     ahead: also send what is due later, such as a retry after its backoff or an entry with `due`, until all entries have ended
         or are uncertain. It works as if the time had passed: windows end, cooldowns end, and circuit breakers close. It
         changes rows of the database, so use it with a test's own database only.
+    passed: counts the time that passes; its `now` is the clock of the fakes that must forget keys meanwhile.
     Raises AssertionError if entries still become due after 100 rounds.
     """
     settled = 0
     for _ in range(MAX_ROUNDS):
         now = await dispatcher.run_once()
         settled += now
-        brought = await _bring_forward(dispatcher) if ahead else 0
+        brought = await _bring_forward(dispatcher, passed or PassedTime()) if ahead else 0
         if not (now or brought):
             return settled
     raise AssertionError(
-        f"entries still become due after {MAX_ROUNDS} rounds: an adapter always defers them, or no adapter serves them"
+        f"entries still become due after {MAX_ROUNDS} rounds: an adapter always defers them, or no adapter serves or reads them"
+        f"{await _first_reason(dispatcher)}"
     )
 
 
-async def _bring_forward(dispatcher: Dispatcher) -> int:
+async def _first_reason(dispatcher: Dispatcher) -> str:
+    """The end of a sentence: why one of the entries waits."""
+    store = work_of(dispatcher).store
+    if not isinstance(store, DatabaseStore):
+        return ""
+    outcome = store.tables.queue.c.outcome
+    asked = select(outcome).where(outcome.is_not(None)).limit(1)
+    found = await store.run(lambda connection: connection.execute(asked).scalar_one_or_none())
+    reason = read_outcome(found).reason
+    return "" if reason is None else f"; one of them waits because: {reason}"
+
+
+async def _bring_forward(dispatcher: Dispatcher, passed: PassedTime) -> int:
     """Let the time pass until something may be claimed; returns how many entries wait for their time only."""
     store = work_of(dispatcher).store
     if not isinstance(store, DatabaseStore):
@@ -52,14 +66,17 @@ async def _bring_forward(dispatcher: Dispatcher) -> int:
         )
     tables = store.tables
 
-    def bring(connection: Connection) -> int:
+    def bring(connection: Connection) -> tuple[int, timedelta]:
         moments = [max(filter(None, moments)) for moments in _waiting(connection, tables)]
-        if moments:
-            now = database_now(connection)
-            _set_back(connection, tables, max(min(moments) - now, timedelta(0)))
-        return len(moments)
+        if not moments:
+            return 0, timedelta(0)
+        span = max(min(moments) - database_now(connection), timedelta(0))
+        pass_time(connection, tables, span)
+        return len(moments), span
 
-    return await store.run(bring)
+    brought, span = await store.run(bring)
+    passed.total += span
+    return brought
 
 
 def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime | None, ...]]:
@@ -75,22 +92,3 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
     for state, outcome, *moments in connection.execute(found):
         if state != "uncertain" or read_outcome(outcome).lookup is None:  # else it is only looked up again
             yield tuple(moments)
-
-
-def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
-    """Move all stored times of waiting entries and destinations back by `span`."""
-    queue, destination = tables.queue, tables.destination
-    _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
-    _shift(connection, destination, span, "cooldown_until", "breaker_until", "rate_at")
-    for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
-        if (lookup := read_outcome(outcome).lookup) is not None:
-            record = json.loads(outcome)
-            record["lookup"]["fenced_at"] = (lookup.fenced_at - span).isoformat()
-            connection.execute(update(queue).where(queue.c.id == id).values(outcome=json.dumps(record)))
-    _shift(connection, queue, span, "due_at")
-
-
-def _shift(connection: Connection, table: Table, span: timedelta, *names: str) -> None:
-    for column in (table.c[name] for name in names):
-        shifted = {column.name: earlier(column, span)}
-        connection.execute(update(table).where(and_(column.is_not(None), column < NEVER)).values(shifted))

@@ -22,6 +22,7 @@ from dispatchers.pipeline import attempt, triage
 from dispatchers.store import database as store_database
 from dispatchers.store.app_code import callback_transactions
 from dispatchers.store.queue import claims_postgresql, claims_rows
+from dispatchers.transitions import Send
 from outbox.errors import InvalidValue
 
 
@@ -45,8 +46,8 @@ POINTS: Mapping[str, Seam] = {
     "claim.after_commit": Seam(
         (store_database.DatabaseStore,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
     ),
-    "send.before": Seam((attempt.Attempt,), "_send", "before"),
-    "send.after": Seam((attempt.Attempt,), "_send", "after"),
+    "send.before": Seam((attempt.Attempt,), "_answer", "before", lambda arguments, _: _sends(*arguments)),
+    "send.after": Seam((attempt.Attempt,), "_answer", "after", lambda arguments, _: _sends(*arguments)),
     "settle.before": Seam(
         (store_database.DatabaseStore,), "exchange", "before", lambda arguments, _: bool(arguments[1])
     ),
@@ -75,6 +76,11 @@ _IN_BATCHES: Mapping[str, Seam] = {
     "send.after": Seam((attempt.Batch,), "answered", "before"),
 }
 """Where a point is for an entry that is sent with `send_batch`."""
+
+
+def _sends(attempted: attempt.Attempt, *_: Any) -> bool:
+    """Whether it is no status lookup."""
+    return isinstance(attempted.step, Send)
 
 
 def die() -> None:

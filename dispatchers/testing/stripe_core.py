@@ -14,7 +14,7 @@ import json
 import string
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from random import Random
@@ -22,7 +22,7 @@ from typing import Literal, NewType, cast
 from urllib.parse import parse_qsl
 
 from dispatchers.testing.service_faults import Faults, ServiceFault
-from dispatchers.testing.stripe_ledger import Answered, Effect, StripeLedger
+from dispatchers.testing.stripe_ledger import Answered, Effect, RememberedKey, StripeLedger
 from dispatchers.testing.stripe_objects import Json, Refused, Result, StripeObjects, error, nested
 
 Account = NewType("Account", str)
@@ -89,7 +89,7 @@ class FakeStripe:
 
     accounts: which API key belongs to which account. A request with a `Stripe-Account` header belongs to that account.
     revoked: the connected accounts that have withdrawn the platform's access.
-    ledger: the record of what happened; in memory by default.
+    ledger: the record of what happened; in memory by default. One that has records is continued, with its keys and objects.
     window: how long a key is remembered, counted from its first request.
     faults: may be replaced at any time.
     clock: aware UTC.
@@ -115,6 +115,7 @@ class FakeStripe:
         self._random = random or Random()
         self._forced: deque[ServiceFault | None] = deque()
         self._books: dict[Account, _Books] = {}
+        self._continue_ledger()
 
     def force(self, *faults: ServiceFault | None) -> None:
         """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
@@ -153,7 +154,7 @@ class FakeStripe:
         if account in self.revoked:  # docs.stripe.com/error-codes, account_invalid
             message = f"The provided key does not have access to account '{account}' (or that account does not exist)."
             return refuse(403, error("invalid_request_error", message, code="account_invalid"))
-        books = self._books.setdefault(account, _Books(StripeObjects(self._new_id)))
+        books = self._books_of(account)
         try:
             if request.method == "GET":
                 found = books.objects.read(request.path, nested(parse_qsl(request.query, keep_blank_values=True)))
@@ -197,22 +198,51 @@ class FakeStripe:
             case ServiceFault.FAIL_BEFORE:
                 result = Result(500, failed)
             case ServiceFault.FAIL_AFTER:
-                result = Result(500, failed, execution.operation(self._clock()).happened)
+                result = replace(execution.operation(self._clock()), status=500, body=failed)
             case _:
                 result = execution.operation(self._clock())
         request_id, account, key = execution.request_id, execution.account, execution.key
-        self.ledger.add_effects(
-            Effect(account=account, key=key, request_id=request_id, created=self._clock(), **asdict(each))
-            for each in result.happened
+        self.ledger.add_execution(
+            [
+                Effect(account=account, key=key, request_id=request_id, created=self._clock(), **asdict(each))
+                for each in result.happened
+            ],
+            account=account,
+            key=None if key is None else self._remember(account, key, request_id, result),
+            objects=result.changed,
         )
-        if execution.key is not None:
-            remembered = self._books[account].keys.get(execution.key)
-            # Not ours if the window ended while we executed, and another request took the key since.
-            if remembered is not None and remembered.request_id == execution.request_id:
-                remembered.result = result
         return self._answer(execution.request, request_id, account, key, result, execution.fault)
 
     # --- the parts
+
+    def _continue_ledger(self) -> None:
+        for account, stored in self.ledger.objects:
+            self._books_of(Account(account)).objects.restore(stored)
+        for each in self.ledger.keys:
+            self._books_of(Account(each.account)).keys[each.key] = _Remembered(
+                each.method, each.path, each.parameters, each.request_id, each.since, Result(each.status, each.body)
+            )
+
+    def _books_of(self, account: Account) -> _Books:
+        return self._books.setdefault(account, _Books(StripeObjects(self._new_id)))
+
+    def _remember(self, account: Account, key: str, request_id: str, result: Result) -> RememberedKey | None:
+        """Keep the answer for the key; None if the window ended meanwhile and another request has taken the key."""
+        remembered = self._books[account].keys.get(key)
+        if remembered is None or remembered.request_id != request_id:
+            return None
+        remembered.result = result
+        return RememberedKey(
+            account=account,
+            key=key,
+            method=remembered.method,
+            path=remembered.path,
+            parameters=remembered.parameters,
+            request_id=request_id,
+            since=remembered.since,
+            status=result.status,
+            body=result.body,
+        )
 
     def _account(self, request: Request) -> Account | None:
         scheme, _, api_key = request.headers.get("authorization", "").partition(" ")

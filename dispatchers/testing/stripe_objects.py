@@ -10,7 +10,7 @@ One simplification: creating a payment intent charges at once, with or without `
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -33,11 +33,15 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the first execution under a key answered: this is what Stripe remembers."""
+    """What the first execution under a key answered: this is what Stripe remembers.
+
+    changed: the objects that it created or changed, by id; None for an object that it deleted.
+    """
 
     status: int
     body: Json
     happened: tuple[Happened, ...] = ()
+    changed: Mapping[str, Json | None] = field(default_factory=dict)
 
 
 class Refused(Exception):
@@ -108,6 +112,10 @@ class StripeObjects:
     def __init__(self, new_id: Callable[[str], str]) -> None:
         self._new_id = new_id
         self._objects: dict[str, Json] = {}
+
+    def restore(self, stored: Json) -> None:
+        """Take back an object of an earlier process. The objects are restored in the order of their creation."""
+        self._objects[stored["id"]] = stored
 
     def prepare(self, method: str, path: str, parameters: Parameters) -> Callable[[datetime], Result]:
         """Check a POST or DELETE and answer with what executes it. Nothing changes until that is called.
@@ -180,10 +188,10 @@ class StripeObjects:
         if decline_code:
             code = "expired_card" if decline_code == "expired_card" else "card_declined"
             details = {"code": code, "decline_code": decline_code, "charge": intent["latest_charge"]}
-            return Result(402, error("card_error", "Your card was declined.", **details, payment_intent=dict(intent)))
-        return Result(
-            200, dict(intent), (happened(intent, id=intent["latest_charge"], object="charge", parent=intent_id),)
-        )
+            declined = error("card_error", "Your card was declined.", **details, payment_intent=dict(intent))
+            return Result(402, declined, changed={intent_id: intent})
+        charge = happened(intent, id=intent["latest_charge"], object="charge", parent=intent_id)
+        return Result(200, dict(intent), (charge,), {intent_id: intent})
 
     def _refund(self, intent: Json, parameters: Parameters, now: datetime) -> Result:
         refunded = sum(
@@ -213,7 +221,7 @@ class StripeObjects:
             "status": "succeeded",
         }
         self._objects[refund["id"]] = refund
-        return Result(200, dict(refund), (happened(refund, parent=intent["id"]),))
+        return Result(200, dict(refund), (happened(refund, parent=intent["id"]),), {refund["id"]: refund})
 
     def _create(self, resource: str, parameters: Parameters, now: datetime) -> Result:
         kind = singular(resource)
@@ -225,15 +233,16 @@ class StripeObjects:
             "metadata": {},
         } | parameters
         self._objects[made["id"]] = made
-        return Result(200, dict(made), (happened(made),))
+        return Result(200, dict(made), (happened(made),), {made["id"]: made})
 
     def _change(self, target: Json, parameters: Parameters) -> Result:
         target.update(parameters)
-        return Result(200, dict(target))
+        return Result(200, dict(target), changed={target["id"]: target})
 
     def _delete(self, target: Json) -> Result:
         self._objects.pop(target["id"], None)
-        return Result(200, {"id": target["id"], "object": target["object"], "deleted": True})
+        answer = {"id": target["id"], "object": target["object"], "deleted": True}
+        return Result(200, answer, changed={target["id"]: None})
 
     # --- looking up
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 
@@ -31,6 +31,11 @@ from dispatchers.testing.faulty_http import read_request, reset_connection
 from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_ledger import StripeLedger
+
+if TYPE_CHECKING:
+    from stripe import StripeClient
+
+    from dispatchers.adapters.stripe.adapter import StripeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,18 @@ class RunningStripe:
     def api_key(self) -> str:
         """The key that the imitation accepts."""
         return API_KEY
+
+    def adapter(self, **settings: Any) -> "StripeAdapter":
+        """An adapter for this imitation. settings: those of `StripeAdapter`."""
+        from dispatchers.adapters.stripe.adapter import StripeAdapter  # the imitation itself needs no SDK
+
+        return StripeAdapter(**{"api_key": self.api_key, "base_url": self.url, **settings})
+
+    def client(self, **settings: Any) -> "StripeClient":
+        """A client of Stripe's SDK for this imitation. settings: those of `stripe.StripeClient`."""
+        from stripe import StripeClient
+
+        return StripeClient(self.api_key, **{"base_addresses": {"api": self.url}, **settings})
 
     def force(self, *faults: ServiceFault | None) -> None:
         """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
@@ -168,7 +185,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="stripe_service", description="A strict fake of Stripe's v1 API.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 (the default): any free one; printed as the first line")
-    parser.add_argument("--ledger", type=Path, help="SQLite file for what really happened (default: in memory)")
+    ledger_help = "SQLite file for what really happened; a restart continues it, with its keys (default: in memory)"
+    parser.add_argument("--ledger", type=Path, help=ledger_help)
     parser.add_argument("--api-key", action="append", help=f"accept this key, its account its own ({API_KEY})")
     parser.add_argument("--window-hours", type=float, default=24, help="how long a key is remembered (24)")
     parser.add_argument("--seed", type=int, help="for the faults and ids")
@@ -200,12 +218,14 @@ def main() -> None:
         retry_after=timedelta(seconds=given.retry_after),
         latency=timedelta(seconds=given.latency),
     )
+    ledger = StripeLedger(given.ledger or ":memory:")
     fake = FakeStripe(
         accounts={key: f"acct_{number}" for number, key in enumerate(given.api_key or [API_KEY])},
-        ledger=StripeLedger(given.ledger or ":memory:"),
+        ledger=ledger,
         faults=faults,
         window=timedelta(hours=given.window_hours),
-        random=Random(given.seed),
+        # With the same seed a restart would make the ids again that the ledger already has.
+        random=Random(None if given.seed is None else given.seed + ledger.count()),
     )
     asyncio.run(_serve_until_signalled(fake, given.host, given.port))
 

@@ -90,7 +90,7 @@ def test_a_second_answer_is_the_outcome_of_no_other_request(second: bytes, monke
 
     statuses = over(server, lambda transport, url: sends(transport, url, 2_000))
 
-    assert server.unasked > 20
+    assert server.unasked > 0
     assert server.connections < 1_000
     assert {key for key, status in statuses.items() if status == 200} <= server.executed
     assert 400 not in statuses.values()

@@ -426,7 +426,7 @@ def test_no_exception_of_others_comes_into_a_reason() -> None:
 
 
 def test_the_page_explains_each_reason() -> None:
-    page = (ROOT / "docs" / "http-adapter.md").read_text()
+    page = (ROOT / "docs" / "http.md").read_text()
     rows = re.findall(r"^\| `((?:dns|connect|tls|proxy|url): [^`]*)` \|", page, re.M)
 
     assert rows == list(Cause)

@@ -58,11 +58,17 @@ class TestKafka(AdapterSuite):
         return faulty_kafka()
 
     def adapter(self, remote: FaultyKafka, timeout: timedelta) -> Adapter:
+        """A repetition leaves so late that on a busy machine a slow refusal is not taken for the answer to one."""
+        backoff = int(timeout.total_seconds() * 1000) // 4
         return KafkaAdapter(
             bootstrap_servers=remote.servers,
             topic=remote.topic,
             timeout=timeout,
-            client_options={"sasl.password": PASSWORD},
+            client_options={
+                "sasl.password": PASSWORD,
+                "retry.backoff.ms": backoff,
+                "retry.backoff.max.ms": backoff,
+            },
         )
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:

@@ -13,19 +13,19 @@ from dispatchers.adapters import RabbitMqAdapter
 
 
 def test_a_message_that_waited_to_be_written_is_not_in_doubt() -> None:
-    """aiormq writes a few messages at a time. The server refuses the first one, and the others wait."""
+    """aiormq writes a few messages at a time. The server refuses the first one, and many of the others still wait."""
 
     async def run(server: FakeRabbitMq) -> tuple[Outcome, list[Outcome]]:
         adapter = RabbitMqAdapter(urls=f"amqp://127.0.0.1:{server.port}", exchange="shop")
         first = await ask(adapter, key="ck1_first")
         server.behave({"publish": FORBIDDEN})
-        outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number:03}") for number in range(400)))
+        outcomes = await asyncio.gather(*(ask(adapter, key=f"ck1_{number:04}") for number in range(5_000)))
         await adapter.aclose()
         return first, list(outcomes)
 
     with FakeRabbitMq() as server:
         first, outcomes = asyncio.run(run(server))
-    deferred = [f"ck1_{number:03}" for number, outcome in enumerate(outcomes) if isinstance(outcome, Deferred)]
+    deferred = [f"ck1_{number:04}" for number, outcome in enumerate(outcomes) if isinstance(outcome, Deferred)]
     received = b"".join(server.requests)
 
     assert isinstance(first, Delivered)

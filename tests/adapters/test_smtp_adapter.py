@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
@@ -19,6 +20,7 @@ from support.mail_servers import (
     against,
     delivery,
     handed_in,
+    mail_server,
     send,
 )
 
@@ -302,6 +304,56 @@ def test_only_a_large_mail_is_made_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(handed_in(mailbox, MAIL, large), Delivered)
     assert threads == ["MainThread", "outbox-compose"]
     assert isinstance(handed_in(mailbox, {**large, "subject": 7}), Rejected)
+
+
+LARGE = {**MAIL, "text": "x" * 100_000}
+
+
+def test_large_mails_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads at work would keep the interpreter from the event loop: each of its turns would wait for all of them."""
+    met = threading.Barrier(2)
+    meetings: list[bool] = []
+
+    def meeting(*arguments: Any, **settings: Any) -> Message:
+        with suppress(threading.BrokenBarrierError):  # alone, or after one that was alone
+            met.wait(0.3)
+            meetings.append(True)
+        return compose(*arguments, **settings)
+
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.compose", meeting)
+    mailbox = Mailbox()
+
+    async def main() -> list[Outcome]:
+        async with mail_server(mailbox) as port:
+            adapter = adapter_for(port)
+            outcomes = await asyncio.gather(*(send(adapter, LARGE) for _ in range(2)))
+            await adapter.aclose()
+            return outcomes
+
+    assert [type(outcome) for outcome in asyncio.run(main())] == [Delivered, Delivered]
+    assert not meetings
+
+
+def test_a_mail_that_is_not_made_in_time_is_certainly_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+
+    def slow(*arguments: Any, **settings: Any) -> Message:
+        done.wait(30)
+        return compose(*arguments, **settings)
+
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.compose", slow)
+    mailbox = Mailbox()
+
+    async def main() -> Outcome:
+        async with mail_server(mailbox) as port:
+            adapter = adapter_for(port, timeout=timedelta(seconds=0.2))
+            outcome = await send(adapter, LARGE)
+            done.set()
+            await adapter.aclose()
+            return outcome
+
+    assert isinstance(asyncio.run(main()), Deferred)
+    assert mailbox.contents == []
 
 
 def test_a_long_text_is_written_in_parts_and_arrives_whole() -> None:

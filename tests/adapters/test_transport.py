@@ -18,6 +18,7 @@ from support.loopback import answering, listening, say, say_without_end, whole_r
 from support.transports import counting, over, post
 
 import dispatchers.adapters.http_client.pool
+from dispatchers.adapters.http_client.connection import Connection
 from dispatchers.adapters.http_client.transport import Answer, Transport
 from outbox.errors import ConfigurationError
 
@@ -161,15 +162,26 @@ def test_a_deadline_within_the_body_leaves_the_status_and_what_had_come() -> Non
         await whole_request(reader)
         await say_without_end(writer, b"HTTP/1.1 201 Made\r\nContent-Length: 99999\r\n\r\n", b"x", pause=0.01)
 
-    async def as_the_dispatcher_does(transport: Transport, url: str) -> Answer:
-        async with asyncio.timeout(1):  # which ends the send with nothing but a cancellation
-            return await transport.send(httpx.Request("POST", url))
-
-    answer = over(drip, as_the_dispatcher_does, timeout=SECOND)
+    answer = over(drip, post, timeout=2 * SECOND)
 
     assert (answer.status, answer.whole) == (201, False)
     assert answer.body
     assert set(answer.body) == set(b"x")
+
+
+def test_it_ends_before_the_dispatcher_would_cancel_the_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled send returns no answer, and so the status would be lost."""
+    left: list[float] = []
+
+    async def broken(connection: Connection, request: bytes, reader: object, deadline: float) -> None:
+        left.append(deadline - connection.loop.time())
+        raise TimeoutError
+
+    monkeypatch.setattr(Connection, "ask", broken)
+    with pytest.raises(httpx.ReadTimeout):
+        over(answering(), post, timeout=2 * SECOND)
+
+    assert left[0] < 1.95
 
 
 # --- the answer

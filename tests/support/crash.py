@@ -36,6 +36,8 @@ from outbox.keys import Tag, encode_native
 from support.daemons import FileService
 from support.database import TABLES, Base, Database, Order
 from support.entries import HOUR, age
+from support.mariadb_copies import READ_COMMITTED
+from support.mysql_server import temporary_mysql
 
 ROUNDS = 20
 ROUNDS_IN_CI = 1
@@ -138,7 +140,8 @@ def compare(database: Database, books: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="dev.py kills", description="Kill processes at every failpoint, and compare.")
-    parser.add_argument("--url", help="a PostgreSQL with the tables; left out, one is started for this")
+    parser.add_argument("--url", help="a database with the tables; left out, a PostgreSQL is started for this")
+    parser.add_argument("--mysql", action="store_true", help="start a MySQL instead")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"at each point (default {ROUNDS})")
     parser.add_argument("--point", choices=POINTS, action="append", help="one of them (default: all)")
     options = parser.parse_args()
@@ -146,10 +149,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as books:
         if options.url:
             return kill(sa.make_url(options.url), Path(books), points, options.rounds)
-        with temporary_postgres() as server:
-            url = sa.make_url(server.url)
+        with started_mysql() if options.mysql else started_postgresql() as url:
             forked(url, make_tables)
             return kill(url, Path(books), points, options.rounds)
+
+
+@contextmanager
+def started_postgresql() -> Iterator[sa.URL]:
+    with temporary_postgres() as server:
+        yield sa.make_url(server.url)
+
+
+@contextmanager
+def started_mysql() -> Iterator[sa.URL]:
+    with temporary_mysql() as url:
+        engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql("CREATE DATABASE kills")
+        engine.dispose()
+        yield url.set(database="kills").update_query_dict({"init_command": READ_COMMITTED})
 
 
 def make_tables(database: Database) -> None:
@@ -159,10 +177,9 @@ def make_tables(database: Database) -> None:
 
 def empty_tables(database: Database, books: Path) -> None:
     """What is compared after a round is all that there is: so the last of a thousand rounds costs what the first one does."""
-    tables = ", ".join(
-        table.fullname for metadata in (TABLES.metadata, Base.metadata) for table in metadata.tables.values()
-    )
-    database.execute(sa.text(f"TRUNCATE {tables}"))
+    for metadata in (TABLES.metadata, Base.metadata):
+        for table in metadata.tables.values():
+            database.execute(sa.delete(table))
 
 
 def kill(url: sa.URL, books: Path, points: Sequence[str], rounds: int) -> int:

@@ -45,7 +45,7 @@ class Order(Base):
             unique=True,
             postgresql_where=sa.text("amount = 13"),
             sqlite_where=sa.text("amount = 13"),
-        ).ddl_if(callable_=lambda ddl, target, bind, dialect, **rest: dialect.name != "mariadb"),
+        ).ddl_if(callable_=lambda ddl, target, bind, dialect, **rest: dialect.name not in ("mariadb", "mysql")),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -56,9 +56,9 @@ class Order(Base):
 @sa.event.listens_for(Order.__table__, "after_create")
 def _collide_on_mariadb(table: sa.Table, connection: sa.Connection, **rest: object) -> None:
     """MariaDB has no partial indexes, but a computed column may be unique; NULLs do not collide."""
-    if connection.dialect.name == "mariadb":
+    if connection.dialect.name in ("mariadb", "mysql"):
         collision = "VARCHAR(255) AS (IF(amount = 13, customer, NULL))"
-        connection.exec_driver_sql(f"ALTER TABLE shop_order ADD collision {collision} INVISIBLE UNIQUE")
+        connection.exec_driver_sql(f"ALTER TABLE shop_order ADD collision {collision} UNIQUE INVISIBLE")
 
 
 def colliding_order() -> Order:
@@ -71,6 +71,7 @@ ASYNC_DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "sqlite": "sqlite+aiosqlite",
     "mariadb": "mariadb+asyncmy",
+    "mysql": "mysql+asyncmy",
 }
 DIALECT_SETTINGS: Mapping[str, dict[str, Any]] = {
     "postgresql": {
@@ -85,6 +86,8 @@ DIALECT_SETTINGS: Mapping[str, dict[str, Any]] = {
 class Database:
     """One test's own database. Whatever engine it hands out is disposed of with it.
 
+    name: by which tests choose what is different. A MySQL is a MariaDB here: with `--mysql`, its tests run there. server: what it
+        is.
     roles: the logins of the app and of the dispatchers. With them `url` and all engines are the app's but `dispatchers_engine`;
     rows are looked at and changed as the owner.
     before: of the same database, as an earlier test used it: its connections are used again.
@@ -94,10 +97,11 @@ class Database:
         self.owners_url = url
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
-        self.name = url.get_backend_name()
+        self.server = url.get_backend_name()
+        self.name = "mariadb" if self.server == "mysql" else self.server
         # asyncmy does not know what the other drivers need
         plain = self.url.difference_update_query(["ssl_disabled", "binary_prefix"])
-        self.async_url = plain.set(drivername=ASYNC_DRIVERS[self.name])
+        self.async_url = plain.set(drivername=ASYNC_DRIVERS[self.server])
         self._dialect = DIALECT_SETTINGS[self.name]
         self._engines: list[sa.Engine] = []
         self.kept = KeptConnections() if before is None else before.kept

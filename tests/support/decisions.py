@@ -9,6 +9,7 @@ from dispatchers import Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide import decisions
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue.claim_request import Forms
 from dispatchers.transitions import MarkUncertain
 from support.database import TABLES, Database
 from support.entries import claim_one, put_one, queue_row, run_once, settle, state
@@ -36,7 +37,7 @@ def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
     """An entry that may have happened under a key which the service still knows, and whose answer it does not."""
     id = put_one(database, ob, parent="invoice:42")
     store = DatabaseStore(database.engine, ob.configuration)
-    claimed = claim_one(store, forms={"crm": "native"})
+    claimed = claim_one(store, forms=Forms({"crm": "native"}))
     settle(store, (claimed, MarkUncertain("an operator must look", 1, True, claimed.leased_at)))
     return id
 

@@ -20,7 +20,7 @@ from dispatchers.flow_control.state import as_record, on_record
 from dispatchers.process.dispatcher_work import DispatcherWork, Simulation
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claim_request import ClaimRequest, Forms
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
 from outbox.sql.clock import earlier
@@ -142,7 +142,7 @@ def claim_request(*quotas: Quota, **settings: Any) -> ClaimRequest:
         "max_entries": 500,
         "token": uuid4(),
         "lease": LEASE,
-        "forms": {},
+        "forms": Forms(),
     }
     return ClaimRequest(**given | settings)
 

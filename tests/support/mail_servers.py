@@ -1,4 +1,4 @@
-"""Mail servers over loopback, in the test's own event loop: a real one (aiosmtpd), and a faulty one."""
+"""Mail servers over loopback, in the test's own event loop or on a thread: a real one (aiosmtpd), and a faulty one."""
 
 import asyncio
 import json
@@ -6,11 +6,13 @@ import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import UUID
 
@@ -99,6 +101,27 @@ async def mail_server(
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+
+
+@contextmanager
+def running_mailbox() -> Iterator[tuple[Mailbox, int]]:
+    """A real mail server on a thread, with its port."""
+    mails, loop, stopped = Mailbox(), asyncio.new_event_loop(), asyncio.Event()
+    listening: Future[int] = Future()
+
+    async def serve() -> None:
+        async with mail_server(mails) as port:
+            listening.set_result(port)
+            await stopped.wait()
+
+    thread = Thread(target=lambda: loop.run_until_complete(serve()), name="mailbox", daemon=True)
+    thread.start()
+    try:
+        yield mails, listening.result(60)
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join()
+        loop.close()
 
 
 def handed_in(mailbox: Mailbox, *payloads: Any, server: Any = None, **settings: Any) -> Outcome:

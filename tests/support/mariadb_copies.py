@@ -1,4 +1,4 @@
-"""Databases on MariaDB, each for one test at a time; one that came back as it was is emptied and used again."""
+"""Databases on MariaDB, or on MySQL, each for one test at a time; one that came back as it was is emptied and used again."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +40,8 @@ class MariaDBCopies:
 
     def _give_rights(self, url: sa.URL) -> None:
         """Those of the app's own tables are both roles', as they are the app's in life."""
-        script = migrations.roles("mariadb", **self._parts)
+        script = migrations.roles(url.get_backend_name(), **self._parts)
+        to = "TO" if url.get_backend_name() == "mysql" else "FOR"
         password = f" IDENTIFIED BY '{url.password}'" if url.password else ""
         with sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
             for statement in script.splitlines():
@@ -48,7 +49,7 @@ class MariaDBCopies:
             for kind, login in self._roles.items():
                 connection.exec_driver_sql(f"CREATE USER IF NOT EXISTS {login}{password}")
                 connection.exec_driver_sql(f"GRANT {self._parts[kind]} TO {login}")
-                connection.exec_driver_sql(f"SET DEFAULT ROLE {self._parts[kind]} FOR {login}")
+                connection.exec_driver_sql(f"SET DEFAULT ROLE {self._parts[kind]} {to} {login}")
                 for table in Base.metadata.tables:
                     connection.exec_driver_sql(f"GRANT ALL ON {table} TO {self._parts[kind]}")
         self._with_rights.add(url)

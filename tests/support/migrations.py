@@ -33,8 +33,8 @@ depends_on = None
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     for table in {tables!r}:
-        op.add_column(prefix + table, sa.Column("tenant", sa.Text(), server_default="none"), schema=schema)
-    op.create_table(prefix + "tenant", sa.Column("name", sa.Text(), primary_key=True), schema=schema)
+        op.add_column(prefix + table, sa.Column("tenant", sa.String(100), server_default="none"), schema=schema)
+    op.create_table(prefix + "tenant", sa.Column("name", sa.String(100), primary_key=True), schema=schema)
     op.create_index(prefix + "queue_tenant", prefix + "queue", ["tenant", "state"], schema=schema)
 """
 

@@ -25,7 +25,7 @@ from support.browser import NEEDED, browsing, find_chromium, running_chromium
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 SCHEMES = ("light", "dark")
-WIDTHS = (360, 800, 1280)
+WIDTHS = (390, 768, 1440)
 WIDTH, MAX_HEIGHT = 1100, 1000  # of a picture in the documents
 SHOWN = (("uncertain", "light", 960), ("entry", "dark", 900), ("overview", "dark", 900), ("destinations", "light", 600))
 """The pictures of the documents: the page, its colour scheme and the height."""

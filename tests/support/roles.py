@@ -8,9 +8,11 @@ from sqlalchemy.exc import DBAPIError
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decide.schedules import pause_schedule, resume_schedule, trigger_schedule
 from dispatchers.admin.read.entries import list_entries, read_entry
 from dispatchers.admin.read.entry_filter import Filter
 from dispatchers.admin.read.overview import read_overview
+from dispatchers.admin.read.schedules import read_schedule
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox.errors import InvalidValue
@@ -18,11 +20,29 @@ from outbox.sql.errors.driver import sqlstate
 from support.database import PAYLOAD, REQUEST, TABLES, Database
 from support.entries import put, run_once
 from support.retention import elapse
+from support.schedules import Reports
 
 As = Callable[[str], Database]
 """The database as one of the roles: `as_role("app")`."""
 
 KINDS = ("app", "dispatcher", "maintenance", "dashboard", "operator")
+
+
+def the_operator_decides_about_schedules(as_role: As, ob: outbox.Outbox) -> None:
+    reports = Reports(as_role("dispatcher"), ob)
+    reports.run_once(beats=True)
+
+    for decide in (pause_schedule, trigger_schedule, resume_schedule):
+        with as_role("operator").engine.begin() as connection:
+            decide(connection, TABLES, "report", actor="ada", reason="audit")
+    reports.run_once()
+
+    with as_role("dashboard").engine.connect() as connection:
+        shown = read_schedule(connection, TABLES, "report")
+    (tick,) = shown.recent
+    assert (tick.actor, [entry.state for entry in tick.entries]) == ("ada", ["delivered"])
+    assert refused(as_role("operator"), "UPDATE outbox_schedule SET recent = '[]'")
+    assert refused(as_role("app"), "DELETE FROM outbox_schedule")
 
 
 def the_dashboard_shows_entries_without_their_contents(as_role: As, ob: outbox.Outbox) -> None:

@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "retry": RetryPolicy(max_attempts=20, max_age=timedelta(days=3)),
     "pinned": "",
 }
-"""What docs/states.md says of a declaration that is left out."""
+"""What docs/how-it-works.md says of a declaration that is left out."""
 
 
 class Sender(Adapter):

@@ -25,7 +25,7 @@ from dispatchers.admin.decide import resume as admin_resume
 from dispatchers.errors import DecisionRefused, EntryNotFound
 from dispatchers.flow_control.state import FlowUpdate, Taken, on_record
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.queue.claim_request import ClaimRequest
+from dispatchers.store.queue.claim_request import ClaimRequest, Forms
 from dispatchers.store.records import identity as store_identity
 from dispatchers.store.records import queries
 from dispatchers.stored_outcome import StoredOutcome, read_outcome
@@ -130,7 +130,7 @@ class Agreement(RuleBasedStateMachine):
             max_callbacks=2,
             token=UUID(int=self.requests),
             lease=LEASE,
-            forms={"crm": form, "mail.send": form},
+            forms=Forms({"crm": form, "mail.send": form}),
             flow_update=news and FlowUpdate(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
         )
         of_sql = asyncio.run(self.store.exchange([], request))
