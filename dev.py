@@ -8,14 +8,18 @@
     python3 dev.py bench --quick   the first figures in a minute, without peers
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
-    python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200; or on both sides of a message broker, and the
-                                   broker itself: --broker nats --messages 50000
+    python3 dev.py soak [ARGS]     an app and a dispatcher under load, and whether their memory stays flat: --hours 6 --rate 50
+    python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200, --mysql; or on both sides of a message broker,
+                                   and the broker itself: --broker nats --messages 50000
+    python3 dev.py rollout [ARGS]  a release, a secret and data keys rolled out process by process under load: --from v1.0.0
     python3 dev.py galera [ARGS]   three nodes of a Galera cluster, until Ctrl-C; --chaos breaks nodes under load
+    python3 dev.py mysql           a MySQL server on a socket, until Ctrl-C; downloads Debian's once, into .mysql/
     python3 dev.py check           lint, types, contracts and the site's build only
     python3 dev.py screenshots     pictures of the dashboard for the documents, by Chromium; --all FOLDER for every page
     python3 dev.py docs            only build the site of the documents, into site/
     python3 dev.py api             write the public names and signatures to tests/public_api/ again
     python3 dev.py providers       write what the profiles state to docs/providers.md again
+    python3 dev.py build [--tag T] what a release publishes, into dist/, and check it: RELEASING.md
     python3 dev.py env             only make the environment
     python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
 
@@ -87,24 +91,45 @@ COMMANDS = (
         "bench",
         "model",
         "simulate",
+        "soak",
         "kills",
+        "rollout",
         "galera",
+        "mysql",
         "screenshots",
         "check",
         "docs",
         "api",
         "providers",
+        "build",
         "env",
         "lock",
     ),
 )
+MODULES = {
+    "simulate": "simulation",
+    "kills": "support.crash",
+    "rollout": "support.rollout",
+    "galera": "support.galera_cluster",
+    "mysql": "support.mysql_server",
+    "screenshots": "support.pictures",
+    "api": "support.public_api",
+    "providers": "support.provider_page",
+    "build": "support.release",
+}
+"""The commands that are modules of the tests."""
+
+CHAOS_OPTIONS = {"kills": "--broker", "galera": "--chaos"}
+CHAOS_MODULES = {"kills": "support.broker_pair", "galera": "support.galera_chaos"}
+"""The modules of two of them with such an option."""
+
 BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "relay", "enqueue", "requests", "scale", "scaling"}
 """The parts of the benchmark. Without a part, all of them are measured."""
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 2, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
 IN_MEMORY_BYTES = 8 << 30  # several times what a run has ever needed
-MAX_ALONE = 3
+MAX_ALONE = 5
 CACHE = ROOT / ".pytest_cache"
 CHECKS = (
     ("ruff check",),
@@ -112,7 +137,7 @@ CHECKS = (
     ("mypy",),
     ("basedpyright", "--pythonpath", str(PYTHON)),
     ("lint-imports",),
-    ("mkdocs build", "--strict"),  # a link that leads nowhere is a failure; with --quiet it would pass
+    ("zensical build", "--strict"),  # a link that leads nowhere is a failure
 )
 
 
@@ -121,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if command not in COMMANDS or (command in ("check", "docs", "api", "providers", "env") and rest):
+    if command not in COMMANDS or (command in ("check", "docs", "api", "providers", "mysql", "env") and rest):
         print(__doc__, file=sys.stderr)
         return 2
     os.chdir(ROOT)
@@ -134,18 +159,17 @@ def main(arguments: Sequence[str]) -> int:
         if not {"--quick", "--help", "-h"} & set(rest) and (BESIDE_PEERS & parts or not parts):
             install_peers()
         become_python("-m", "benchmarks", *rest)
+    if command == "soak":
+        become_python("-m", "benchmarks.soak", *rest)
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
-    if command in ("simulate", "kills", "galera", "screenshots", "api", "providers"):
-        kills = "support.broker_pair" if "--broker" in rest else "support.crash"
-        modules = {"simulate": "simulation", "kills": kills, "screenshots": "support.pictures"}
-        modules |= {"api": "support.public_api", "providers": "support.provider_page"}
-        modules["galera"] = "support.galera_chaos" if "--chaos" in rest else "support.galera_cluster"
-        become_python("-m", modules[command], *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
+    if command in MODULES:
+        module = CHAOS_MODULES[command] if CHAOS_OPTIONS.get(command) in rest else MODULES[command]
+        become_python("-m", module, *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED)))
     if command == "lock":
         return lock(rest)
     if command == "docs":
-        return run("mkdocs", "build", "--strict")
+        return run("zensical", "build", "--strict")
     if command == "matrix":
         with temporary_files_in_memory():
             return run("python", "tests/support/matrix.py", *rest)
