@@ -81,6 +81,12 @@ FILL: tuple[LiteralString, ...] = (
     FROM generate_series(0, 59) AS m, generate_series(0, 19) AS d, unnest(ARRAY['delivered', 'rejected', 'waited']) AS r,
         generate_series(2, 6) AS b
     """,
+    """
+    INSERT INTO outbox_schedule (name, expression, since, enqueued_to, next_at, recent, paused)
+    SELECT 'report' || n, '0 3 * * * UTC', now() - interval '30 days', now() - interval '1 hour', now() + interval '23 hours',
+        '[]', false
+    FROM generate_series(1, 100) AS n
+    """,
     "DROP TABLE bench_rows",
 )
 

@@ -26,6 +26,8 @@ WAL_PRESENT = 200_000
 WAL_ENTRIES = 200  # few, so that most pages are touched for the first time after the checkpoint
 PAYLOAD = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}
 BENCH = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
+DATA_KEY = outbox.Encryption({"d1": bytes(range(32))})
+ENCRYPTING = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench", encryption=DATA_KEY)
 
 numbers = count()
 
@@ -68,36 +70,36 @@ def compare_wal(server: Server, size: float) -> Iterator[Series]:
 
 def compare_transactions(engine: Engine, size: float) -> Iterator[Series]:
     plain = engine.execution_options(**PLAIN_CORE)
-    contestants = {side: (engine, entries) for side, entries in SIDES.items()} | {"1 entry, plain Core": (plain, 1)}
-    sides = {
-        side: partial(transactions_cpu, *each, max(int(TRANSACTIONS * size), 2)) for side, each in contestants.items()
-    }
+    contestants = {side: (engine, entries, BENCH) for side, entries in SIDES.items()}
+    contestants |= {"1 entry, plain Core": (plain, 1, BENCH), "1 entry, encrypted": (engine, 1, ENCRYPTING)}
+    rounds = max(int(TRANSACTIONS * size), 2)
+    sides = {side: partial(transactions_cpu, *each, transactions=rounds) for side, each in contestants.items()}
     gc.freeze()  # what is loaded by now is not walked at each collection, whichever side caused it
     yield from interleave(PART, "transaction", sides, max(int(ROUNDS * size), 1), warm_ups=1)
     gc.unfreeze()
 
 
-def transactions_cpu(engine: Engine, entries: int, transactions: int) -> Mapping[str, float]:
+def transactions_cpu(engine: Engine, entries: int, ob: outbox.Outbox, *, transactions: int) -> Mapping[str, float]:
     """Microseconds of CPU for each of some transactions, each in a session of its own, as a request's is."""
     with Session(engine) as session:
         backend = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
         session.commit()  # at a rollback psycopg forgets what it has prepared, and the first transactions would be colder
     server, client = process_cpu(backend), time.process_time()
     for _ in range(transactions):
-        transaction(engine, entries, with_order=True)
+        transaction(engine, entries, ob, with_order=True)
     # One thread: the pool hands out the same connection, so the same server process, each time.
     used = time.process_time() - client, process_cpu(backend) - server
     client_us, server_us = (each / transactions * 1e6 for each in used)
     return {"cpu_us": client_us + server_us, "client_us": client_us, "server_us": server_us}
 
 
-def transaction(engine: Engine, entries: int, *, with_order: bool) -> None:
+def transaction(engine: Engine, entries: int, ob: outbox.Outbox = BENCH, *, with_order: bool) -> None:
     number = next(numbers)
     with Session(engine) as session, session.begin():
         if with_order:
             session.add(Order(customer="ada", amount=2000))
         for line in range(entries):
-            BENCH.enqueue(session, "noop.charge", PAYLOAD, parent=f"order:{number}", discriminator=str(line))
+            ob.enqueue(session, "noop.charge", PAYLOAD, parent=f"order:{number}", discriminator=str(line))
 
 
 def wal_bytes(server: Server, engine: Engine, entries: int) -> Mapping[str, float]:

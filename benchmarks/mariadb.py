@@ -1,7 +1,7 @@
-"""MariaDB beside PostgreSQL: `python3 -m benchmarks.mariadb URL [URL ...]`, about two minutes for two URLs.
+"""MariaDB, or MySQL, beside PostgreSQL: `python3 -m benchmarks.mariadb URL [URL ...]`, about two minutes for two URLs.
 
-Each URL names a database of its own on a MariaDB, with the driver to measure; its tables of the outbox are replaced. PostgreSQL
-is a temporary one. All sides are measured in turn (A B A B), with the servers' durability as it is:
+Each URL names a database of its own on a MariaDB or a MySQL, with the driver to measure; its tables of the outbox are replaced.
+PostgreSQL is a temporary one. All sides are measured in turn (A B A B), with the servers' durability as it is:
 
 - drain: how many entries a second a dispatcher settles, to an adapter that does nothing.
 - commit: how long a transaction with one entry takes, divided by one without: each inserts one row of the app's.
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def prepare(engine: Engine) -> None:
-    if engine.dialect.name == "mariadb":
+    if engine.dialect.name in ("mariadb", "mysql"):
         migrations.downgrade(engine.url)
         Base.metadata.drop_all(engine)
     migrations.upgrade(engine.url)

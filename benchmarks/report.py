@@ -152,9 +152,9 @@ def print_part(report: Report) -> None:
 
 HEAD = """# Performance
 
-This page shows what the library costs, compared with other libraries at their best settings, and under load. Many figures
-have a goal. Each missed goal is marked, and [explained](performance-limits.md). `python3 dev.py bench` measures all
-figures again on your machine.
+This page shows what the library costs, compared with other libraries at their best settings, and under load. Many
+figures have a goal. Each missed goal is marked, and [explained](costs.md#why-some-goals-are-missed). `python3 dev.py
+bench` measures all figures again on your machine.
 
 Compare the ratios, because a rate depends on the machine. All rows of a table were measured in the same minutes, in turn (A
 B A B). A figure is the median of its rounds. The number after ± is half the distance between the smallest and the largest

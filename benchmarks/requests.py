@@ -98,12 +98,12 @@ def _used(engine: Engine, shop: Shop) -> float:
 
 
 @contextmanager
-def serving(kind: str, url: str, clients: int) -> Iterator[Shop]:
+def serving(kind: str, url: str, clients: int, module: str = "benchmarks.shop") -> Iterator[Shop]:
     """A web process with as many connections to the database as there are clients, all of them open and warm."""
     name = f"bench-{kind}-{clients}"
     port = _free_port()
     # By its port: over a socket that is handed in, uvicorn waits 40 ms with the body of each answer (Nagle's algorithm).
-    command = ["uvicorn", f"benchmarks.shop:create_{kind}", "--factory", "--port", str(port), "--log-level", "warning"]
+    command = ["uvicorn", f"{module}:create_{kind}", "--factory", "--port", str(port), "--log-level", "warning"]
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         env=os.environ | {"BENCH_URL": url, "BENCH_CLIENTS": str(clients), "BENCH_NAME": name},

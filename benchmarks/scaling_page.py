@@ -56,10 +56,11 @@ sends use most of it. First raise `concurrency`: with more sends at a time, a di
 claimed. And if each dispatcher gets fewer entries, it claims fewer entries in an exchange. Both cost the server CPU. Beyond
 the bend, another dispatcher makes all of them slower.
 
-**Add a database** when the server's processors are busy, when the tables no longer fit into its memory, or when it runs out
-of connections. An entry commits with the rows of its own database. So [divide the rows](sharding.md) by a key that your
-transactions never cross, such as the tenant. [One fleet](fleet.md) then serves all databases. Two databases handle twice as
-many entries as one, unless they share something else: the service, the network, or the one process that serves both.
+**Add a database** when the server's processors are busy, when the tables no longer fit into its memory, or when it runs
+out of connections. An entry commits with the rows of its own database. So [divide the rows](sharding.md) by a key that
+your transactions never cross, such as the tenant. [One fleet](sharding.md#serve-several-databases-a-fleet) then serves
+all databases. Two databases handle twice as many entries as one, unless they share something else: the service, the
+network, or the one process that serves both.
 
 **Add a broker** when each message has many consumers, or when consumers often change. The outbox still writes and settles
 each entry, and [publishes it to the broker](brokers.md), so a broker does not raise these limits. But the app enqueues one
