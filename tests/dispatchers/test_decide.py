@@ -1,4 +1,4 @@
-"""decide and admit: state transitions, arrow by arrow, and what may be sent. The picture and the words: docs/states.md."""
+"""decide and admit: state transitions, arrow by arrow, and what may be sent. The picture and the words: docs/how-it-works.md."""
 
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple

@@ -10,16 +10,17 @@ A page's snippets run from top to bottom in one new directory, each Python one a
 
 POSTGRESQL below is the URL of a blank database of the test's own; a page that prints it needs no server of its reader's.
 
-Where a page has an install line, a ```sh block of one `pip install "sqlalchemy-outbox[...]"`, its snippets run in a new
-environment that holds what this line installs and no more.
+After an install line, a ```sh block of one `pip install "sqlalchemy-outbox[...]"`, the snippets run in a new directory and a
+new environment, which holds what this line installs and no more. (What is before a page's first such line runs there too.)
 """
 
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -55,13 +56,15 @@ class Reader:
         commands = directory / ".commands"
         commands.mkdir()
         python, self.server = environment or (Path(sys.executable), None)
+        if environment is None:  # no such page uses our pytest-asyncio, which prints a warning if it is not set up
+            self.environment["PYTEST_ADDOPTS"] = "-p no:asyncio"
         self.environment["PATH"] = os.pathsep.join([str(commands), str(python.parent), os.environ["PATH"]])
         names = ["outbox", "alembic", "python"]
         self._inherited = forked_commands(commands, names, self.environment, python=python, server=self.server)
         self.output: str | None = None
 
-    def follow(self, markdown: str) -> None:
-        for snippet in snippets_of(markdown):
+    def follow(self, snippets: Iterable[Snippet]) -> None:
+        for snippet in snippets:
             self._follow(snippet)
 
     def _follow(self, snippet: Snippet) -> None:
@@ -133,11 +136,18 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environme
         yield made
 
 
-def installed(markdown: str) -> str | None:
-    """What the page's install line installs, if it has one."""
-    lines = [snippet.text for snippet in snippets_of(markdown) if snippet.language == "sh"]
-    found = [match[1] for line in lines if (match := re.fullmatch(r"pip install (.*sqlalchemy-outbox\[.*)\n", line))]
-    return found[0] if found else None
+def installed(snippet: Snippet) -> str | None:
+    """What an install line installs; None of any other snippet."""
+    found = re.fullmatch(r"pip install (.*sqlalchemy-outbox\[.*)\n", snippet.text) if snippet.language == "sh" else None
+    return found[1] if found else None
+
+
+def parts_of(snippets: list[Snippet]) -> Iterator[tuple[str | None, list[Snippet]]]:
+    """What each install line installs, with the snippets up to the next one."""
+    lines = [index for index, snippet in enumerate(snippets) if installed(snippet)] or [0]
+    for start, end in pairwise([0, *lines[1:], len(snippets)]):
+        part = snippets[start:end]
+        yield next(filter(None, map(installed, part)), None), part
 
 
 @contextmanager
@@ -156,16 +166,18 @@ def test_every_snippet_runs_as_printed(
     page: Path, tmp_path: Path, environments: Environments, request: pytest.FixtureRequest
 ) -> None:
     with readable(page, request) as markdown:
-        line = installed(markdown)
-        reader = Reader(tmp_path) if line is None else Reader(tmp_path, environments.make(line))
+        for number, (line, snippets) in enumerate(parts_of(snippets_of(markdown))):
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            reader = Reader(directory, environments.make(line) if line else None)
 
-        reader.follow(markdown)
+            reader.follow(snippets)
 
 
 def test_readers_who_run_the_readme_twice_see_no_traceback(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with readable(ROOT / "README.md", request) as markdown:
         reader = Reader(tmp_path)
-        reader.follow(markdown)
+        reader.follow(snippets_of(markdown))
 
         for snippet in snippets_of(markdown):
             if snippet.language == "python":
@@ -194,7 +206,7 @@ def test_a_snippet_that_does_not_do_what_the_page_says_is_noticed(markdown: str,
     reader = Reader(tmp_path)
 
     with pytest.raises(AssertionError, match=r"line \d"):
-        reader.follow(markdown)
+        reader.follow(snippets_of(markdown))
 
 
 # --- links
@@ -243,3 +255,24 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
     broken = list(broken_links(page, markdown))
 
     assert broken == ["gone.md", "#gone", f"{REPOSITORY}gone.py"]
+
+
+NAMED_BY = ("outbox", "dispatchers", "tests", "examples", "benchmarks", "alembic")
+SUFFIXES = {".py", ".yml", ".yaml", ".service", ".html", ".toml"}
+
+
+def test_every_page_that_the_code_names_is_there() -> None:
+    files = [
+        ROOT / "dev.py",
+        ROOT / "pyproject.toml",
+        *(path for name in NAMED_BY for path in (ROOT / name).rglob("*")),
+    ]
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in files
+        if path.suffix in SUFFIXES
+        for page in re.findall(r"\bdocs/([\w-]+\.md)\b", path.read_text())
+    }
+
+    assert {page for _, page in named} >= {"keys.md", "restore.md", "operations.md"}
+    assert [(path, page) for path, page in sorted(named) if not (ROOT / "docs" / page).exists()] == []

@@ -47,11 +47,11 @@ from outbox.http.header import EXAMPLE_KEY, MAX_KEY_BYTES
 from outbox.http.openapi import kinds_by_status
 from outbox.http.policy import MAX_BODY_BYTES
 
-# --- docs/idempotency-page.md
+# --- docs/http-api.md
 
 
 def test_the_page_for_clients_has_each_refusal_and_the_default_settings() -> None:
-    page = (ROOT / "docs" / "idempotency-page.md").read_text()
+    page = (ROOT / "docs" / "http-api.md").read_text()
     policy = Policy(outbox=Outbox(RING, env="test"))
 
     refusals = [(row["status"], row["type"], row["what to do"]) for row in rows_of(page, "status", "type")]
@@ -264,11 +264,11 @@ def test_a_setting_that_is_missing_wrong_or_too_much_is_noticed() -> None:
     assert disagreeing == ["changed", "gone", "missing"]
 
 
-# --- docs/http-adapter.md, docs/states.md, docs/how-it-works.md
+# --- docs/http.md, docs/how-it-works.md
 
 
 def test_the_statuses_of_the_page_mean_what_the_code_says() -> None:
-    markdown = (ROOT / "docs" / "http-adapter.md").read_text()
+    markdown = (ROOT / "docs" / "http.md").read_text()
     rows = rows_of(markdown, "status", "by default")
     printed = {
         int(status): row["by default"]
@@ -285,7 +285,7 @@ def test_the_statuses_of_the_page_mean_what_the_code_says() -> None:
 
 
 def test_the_diagram_has_every_state() -> None:
-    states = (ROOT / "docs" / "states.md").read_text()
+    states = (ROOT / "docs" / "how-it-works.md").read_text()
     (diagram,) = [snippet for snippet in snippets_of(states) if snippet.language == "mermaid"]
 
     drawn = {state for arrow in re.findall(r"(\S+) --> (\S+)", diagram.text) for state in arrow}
@@ -294,7 +294,7 @@ def test_the_diagram_has_every_state() -> None:
 
 
 def test_the_page_of_states_has_every_state() -> None:
-    rows = rows_of((ROOT / "docs" / "states.md").read_text(), "state", "meaning")
+    rows = rows_of((ROOT / "docs" / "how-it-works.md").read_text(), "state", "meaning")
 
     assert [row["state"] for row in rows] == list(dict.fromkeys(row["state"] for row in rows))
     assert {row["state"] for row in rows} == set(get_args(State))
@@ -332,13 +332,11 @@ def test_the_figures_of_what_was_shown_are_those_of_the_tests() -> None:
     assert [row["point"] for row in rows_of(page, "point")] == list(POINTS)
 
 
-# --- docs/fault-injection.md
-
-
 def test_every_row_of_what_can_go_wrong_names_tests_that_there_are() -> None:
     code = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "dispatchers" / "testing").glob("*.py")]
     there = {name for path in code for name in re.findall(r"def (test_\w+)", path.read_text())}
-    rows = [row for table in tables_of((ROOT / "docs" / "fault-injection.md").read_text()) for row in table]
+    tables = tables_of((ROOT / "docs" / "verification.md").read_text())
+    rows = [row for table in tables for row in table if "shown by" in row]
 
     unknown = {row["what happens"]: set(re.findall(r"\w+", row["shown by"])) - there for row in rows}
 

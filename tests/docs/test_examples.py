@@ -1,6 +1,5 @@
 """The examples, as their readers run them: processes of their own, real HTTP and SMTP, and an imitation of Stripe."""
 
-import asyncio
 import base64
 import os
 import re
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 from support.docs_pages import ROOT, snippets_of
-from support.mail_servers import Mailbox, mail_server
+from support.mail_servers import Mailbox, running_mailbox
 from support.python_processes import PythonProcess, forked_commands, run_python
 
 from dispatchers.testing.service_faults import ServiceFault
@@ -84,27 +82,6 @@ def address_in(log: Path) -> str | None:
     return found and found[1]
 
 
-@contextmanager
-def mailbox() -> Iterator[tuple[Mailbox, int]]:
-    """A real mail server on a thread, with its port."""
-    mails, loop, stopped = Mailbox(), asyncio.new_event_loop(), asyncio.Event()
-    ports: list[int] = []
-
-    async def serve() -> None:
-        async with mail_server(mails) as port:
-            ports.append(port)
-            await stopped.wait()
-
-    thread = Thread(target=lambda: loop.run_until_complete(serve()), name="mailbox", daemon=True)
-    thread.start()
-    try:
-        yield mails, wait_for(lambda: ports)[0]
-    finally:
-        loop.call_soon_threadsafe(stopped.set)
-        thread.join()
-        loop.close()
-
-
 # --- examples/fastapi_shop
 
 
@@ -149,7 +126,7 @@ class Shop:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     directory = tmp_path_factory.mktemp("shop")
     logs = directory / "web.log", directory / "sending.log"
-    with running_stripe() as stripe, mailbox() as (mails, port):
+    with running_stripe() as stripe, running_mailbox() as (mails, port):
         environment = environment_of(directory, stripe.url, SMTP_HOST="127.0.0.1", SMTP_PORT=str(port))
         python(environment, "-c", TABLES.format("fastapi_shop", "orders"))
         web = ("-m", "uvicorn", "examples.fastapi_shop.app:app", "--port", "0")

@@ -121,6 +121,44 @@ def test_a_tool_for_tests_of_apps_needs_neither_pytest_nor_h11(server: socket.so
     assert completed.stdout.splitlines() == ["there"]
 
 
+@pytest.mark.parametrize("package", ["pydantic", "msgspec"])
+def test_plain_entries_load_no_package_for_types(server: socket.socket, package: str) -> None:
+    source = (
+        f"import sys, outbox, dispatchers, dispatchers.operations, outbox.testing; print({package!r} in sys.modules)"
+    )
+
+    assert run_python("-c", source, env=ENVIRONMENT, check=True, server=server).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        (["pydantic"], "read"),
+        (["msgspec"], "read"),
+        (
+            ["pydantic", "msgspec"],
+            "Effect('a.b') needs the package 'pydantic' or 'msgspec': pip install 'sqlalchemy-outbox[typed]' or"
+            " 'sqlalchemy-outbox[msgspec]'",
+        ),
+    ],
+)
+def test_a_typed_effect_needs_one_of_two_packages(server: socket.socket, missing: list[str], says: str) -> None:
+    source = f"""
+import outbox, sys
+from dataclasses import make_dataclass
+for name in {missing!r}:
+    sys.modules[name] = None
+Receipt = make_dataclass("Receipt", [("to", str)])
+try:
+    effect = outbox.Effect("a.b", Receipt)
+    assert effect.read(effect.write(Receipt("a")).text, {{}}) == Receipt("a")
+    print("read")
+except outbox.ConfigurationError as error:
+    print(error)
+"""
+    assert run_python("-c", source, env=ENVIRONMENT, check=True, server=server).stdout == f"{says}\n"
+
+
 def test_a_system_without_posix_is_refused_in_words() -> None:
     program = "import os; os.name = 'nt'; import outbox"
 
@@ -175,9 +213,8 @@ def test_a_package_of_a_later_major_version_is_refused_in_words(
             " 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://...",
         ),
         (
-            "mysql://user:hunter2@host/shop",
-            "the outbox runs on postgresql, sqlite and mariadb, not on 'mysql':"
-            " MySQL, TiDB and Vitess have no INSERT ... RETURNING; write mariadb+pymysql://... in the URL of a MariaDB",
+            "oracle://user:hunter2@host/shop",
+            "the outbox runs on postgresql, sqlite, mariadb and mysql, not on 'oracle'",
         ),
     ],
 )
@@ -196,7 +233,9 @@ def test_an_engine_of_another_database_is_refused(sqlite: Database, ob: outbox.O
     engine = sa.create_engine(sqlite.url)
     engine.dialect.name = "oracle"
 
-    with pytest.raises(ConfigurationError, match="the outbox runs on postgresql, sqlite and mariadb, not on 'oracle'"):
+    with pytest.raises(
+        ConfigurationError, match="the outbox runs on postgresql, sqlite, mariadb and mysql, not on 'oracle'"
+    ):
         dispatcher(engine, ob, adapters={"crm": MemoryAdapter()})
     with pytest.raises(ConfigurationError, match="not on 'oracle'"):
         ob.check(engine)

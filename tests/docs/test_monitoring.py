@@ -25,7 +25,7 @@ SELECTOR = re.compile(r"\b(outbox_\w+)(?:\{(.*?)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*?)"')
 GROUPING = re.compile(r"(?:by|on) \((.*?)\)")
 OF_THE_SCRAPE = {"instance", "job", "le", "database"}  # the last one is that of a fleet
-PAGE = (ROOT / "docs" / "metrics.md").read_text()
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (on Debian: apt-get install prometheus)"
@@ -45,6 +45,7 @@ def exported() -> dict[str, set[str]]:
             settlements={("crm", "retry"): 1},
             lost_leases=one,
             blocked_seconds={("crm", "crm.upsert"): 1.0},
+            skipped_instants={"report": 1},
         )
     )
     observe(
@@ -59,7 +60,14 @@ def exported() -> dict[str, set[str]]:
             served=True,
         )
     )
-    observe(Backlog(entries={("crm", "pending"): 1}, oldest_due_seconds={"crm": 1.0}, blocked_groups=1))
+    observe(
+        Backlog(
+            entries={("crm", "pending"): 1},
+            oldest_due_seconds={"crm": 1.0},
+            blocked_groups=1,
+            schedule_lag_seconds={"report": 1.0},
+        )
+    )
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 

@@ -53,6 +53,26 @@ def test_the_wheel_builds_from_the_source_distribution(wheel: zipfile.ZipFile) -
     assert "outbox/_migrations/versions/0001_first.py" in names
 
 
+def test_the_metadata_has_the_version_that_the_publisher_accepts(sdist: Path, wheel: zipfile.ZipFile) -> None:
+    """By default hatchling writes 2.5, which Twine refuses before its version 7."""
+    with tarfile.open(sdist) as archive:
+        (source,) = [archive.extractfile(name) for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name)]
+        assert source is not None
+        described = [source.readline()]
+    described += [wheel.read(name).splitlines()[0] for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+
+    assert [line.strip() for line in described] == [b"Metadata-Version: 2.4"] * 2
+
+
+def test_the_wheel_holds_each_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
+    """Templates, styles and py.typed too, which an import does not miss."""
+    packaged = [path for package in ("outbox", "dispatchers") for path in (ROOT / package).rglob("*") if path.is_file()]
+    ours = {str(path.relative_to(ROOT)) for path in packaged if "__pycache__" not in path.parts}
+
+    assert {"outbox/py.typed", "dispatchers/py.typed", "dispatchers/dashboard/templates/base.html"} <= ours
+    assert ours == {name for name in wheel.namelist() if ".dist-info/" not in name and "/_migrations/" not in name}
+
+
 def test_the_wheel_has_absolute_links_and_the_licences_of_what_it_vendors(wheel: zipfile.ZipFile) -> None:
     """An index resolves no relative link and draws no mermaid."""
     names = wheel.namelist()

@@ -1,4 +1,4 @@
-"""The API reference names every public name of `outbox`, and shows our docstrings as lists. (That it builds: dev.py docs.)"""
+"""The site's menu and its API reference, which names every public name of `outbox`. (That the site builds: dev.py docs.)"""
 
 import importlib.util
 import re
@@ -7,6 +7,7 @@ from types import ModuleType
 import griffe
 import pytest
 from support.docs_pages import ROOT
+from support.public_api import MODULES
 
 import outbox
 
@@ -30,8 +31,28 @@ def test_the_reference_names_every_public_name_of_outbox() -> None:
 
     methods = {name for name in outbox.__all__ if hasattr(outbox.Outbox, name)}
     others = {"configure", "default"}
-    assert named == {*outbox.__all__} - methods - others | {"testing"}
+    assert named == {*outbox.__all__} - methods - others | {"testing", "http", "django"}
     assert all(f"`{name}`" in page or f"`outbox.{name}`" in page for name in methods | others)
+
+
+def test_the_reference_names_every_documented_module_for_tests() -> None:
+    page = (REFERENCE / "dispatchers.md").read_text()
+    texts = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+
+    programs = {name for text in texts for name in re.findall(r"python -m (dispatchers\.testing\.\w+)", text)}
+
+    assert "dispatchers.testing.stripe_service" in programs
+    modules = {name for name in MODULES["dispatchers"] if name.startswith("dispatchers.testing")}
+    assert modules | programs <= set(re.findall(r"^::: (\S+)$", page, re.M))
+
+
+def test_the_menu_of_the_site_names_every_page_once() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+
+    named = re.findall(r"(\S+\.md)$", menu, re.M)
+
+    docs = ROOT / "docs"
+    assert sorted(named) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
 @pytest.fixture(scope="module")

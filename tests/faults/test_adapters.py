@@ -1,7 +1,7 @@
 """Adapters that take the process with them as far as they can: the entries of the others do not notice.
 
 What an adapter may raise and answer beside this: tests/dispatchers/pipeline/test_dispatcher.py. The whole list is in
-docs/fault-injection.md.
+docs/verification.md.
 """
 
 import asyncio
@@ -135,9 +135,11 @@ ENDS = {"delivered", "uncertain"}
 class StepwiseTransactions(Transactions):
     """The real ones, of which each is a step of the event loop, with the commit in its middle."""
 
-    async def run_unguarded(self, work: Callable[[sa.Connection], Any], what: str = "") -> Any:
+    async def run_unguarded(
+        self, work: Callable[[sa.Connection], Any], what: str = "", *, is_one_statement: bool = False
+    ) -> Any:
         await asyncio.sleep(0)
-        result = self._run_blocking(None, work)
+        result = self.run_blocking(work)
         await asyncio.sleep(0)
         return result
 

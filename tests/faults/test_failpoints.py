@@ -12,8 +12,16 @@ from outbox.errors import InvalidValue
 
 
 def test_a_process_killed_at_any_point_leaves_nothing_untrue(postgresql: Database) -> None:
+    kill_at_each_point(postgresql)
+
+
+def test_a_process_killed_at_any_point_leaves_nothing_untrue_on_mysql(mysql: Database) -> None:
+    kill_at_each_point(mysql)
+
+
+def kill_at_each_point(database: Database) -> None:
     """All points in one test: what recovers is one process, which has prepared its statements after the first."""
-    url = postgresql.url.render_as_string(hide_password=False)
+    url = database.url.render_as_string(hide_password=False)
     done = run_python(
         *("-m", "support.crash", "--url", url, "--rounds", str(ROUNDS_IN_CI)),
         env=os.environ | {"PYTHONPATH": IMPORT_PATH},

@@ -1,6 +1,6 @@
 """A faulty ground: full disks, few connections, commits that come late, clocks that are wrong.
 
-Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/verification.md.
 """
 
 import asyncio

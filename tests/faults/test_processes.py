@@ -1,10 +1,11 @@
 """Dispatchers as processes on a faulty ground: they are stopped, and their database swallows everything, or crashes.
 
-Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/verification.md.
 """
 
 import os
 import signal
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.verify import broken_rules
 import outbox
 from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.process.daemon import REPEAT_SECONDS
 from dispatchers.testing.postgres import temporary_postgres
 from dispatchers.time_limits import Window
 from outbox.sessions.session import flush_all
@@ -159,6 +161,7 @@ def test_a_daemon_whose_database_is_silent_ends_and_loses_nothing(
         for number in range(signals):
             process.terminate()
             wait_for(lambda number=number: process.output.count("SIGTERM") > number, "the signal to be heard")
+            time.sleep(REPEAT_SECONDS)
         assert process.wait(60) == 1, process.output
 
     assert logged in process.output
@@ -273,7 +276,9 @@ def make():
 def test_a_process_stopped_before_its_commit_keeps_no_other_waiting(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
-    id = put_one(postgresql, ob)
+    id = put_one(
+        postgresql, ob, ordering_key="a"
+    )  # else its settlement is one statement, without a transaction to keep open
     write_factory(tmp_path, STOPPED)
     service = MemoryAdapter()
 

@@ -1,7 +1,7 @@
 """Far sides that misbehave, met by a whole dispatcher over real sockets: what the entry becomes, and what has arrived there.
 
 What each answer means to an adapter: tests/adapters/test_http_adapter.py and test_stripe_answers.py.
-The whole list: docs/fault-injection.md.
+The whole list: docs/verification.md.
 """
 
 import time

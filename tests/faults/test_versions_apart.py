@@ -21,7 +21,7 @@ from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.keys import ParentKey
 from outbox.sql import migration_locks
-from outbox.sql.schema.tables import SCHEMA_VERSION
+from outbox.sql.schema.tables import ENCRYPTED_VERSION
 
 pytest_plugins = ["support.blank_databases"]
 
@@ -105,7 +105,7 @@ def test_an_entry_for_a_newer_release_waits_and_is_reported_beside_others(
 ) -> None:
     newer, *others = put(migrated, ob, count=4)
     entry = TABLES.entry
-    migrated.execute(sa.update(entry).where(entry.c.id == newer).values(schema_version=SCHEMA_VERSION + 1))
+    migrated.execute(sa.update(entry).where(entry.c.id == newer).values(schema_version=ENCRYPTED_VERSION + 1))
     service = MemoryAdapter()
 
     with caplog.at_level(logging.WARNING, "outbox.dispatcher"):

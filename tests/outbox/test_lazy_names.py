@@ -11,6 +11,7 @@ import dispatchers.delivery
 import dispatchers.errors
 import dispatchers.flow_control.state
 import dispatchers.operations
+import dispatchers.periodic.schedules
 import dispatchers.process.dispatcher
 import dispatchers.process.fleet
 import dispatchers.time_limits
@@ -47,6 +48,7 @@ def test_every_public_name_is_that_of_its_module() -> None:
         dispatchers.process.dispatcher,
         dispatchers.process.fleet,
         dispatchers.operations,
+        dispatchers.periodic.schedules,
         dispatchers.flow_control.state,
         dispatchers.time_limits,
     )

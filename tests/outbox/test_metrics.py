@@ -41,6 +41,7 @@ NAMES = {
     "proposal",
     "queue",
     "record",
+    "schedule",
     "send_count",
     "settlement",
     "tombstone",
@@ -351,9 +352,9 @@ def test_a_binding_without_its_library_names_the_extra(binding, module, package)
     )
 
 
-# --- docs/metrics.md
+# --- docs/monitoring.md
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text()
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 
 
 def test_the_metrics_of_the_page_are_those_of_the_bindings(sqlite, ob, registry, meter, reader):

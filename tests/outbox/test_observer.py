@@ -471,7 +471,7 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_reported(postgresql, ob
             claim.__enter__().respond(201)
         at(monkeypatch, EDGE)
         with postgresql.session() as second, pytest.raises(outbox.KeyInFlight):
-            ob.idempotent(second, BODY, scope="acct_1", content=REQUEST, wait=MOMENT).__enter__()
+            ob.idempotent(second, BODY, scope="acct_1", content=REQUEST, wait=SECOND).__enter__()
         claim.__exit__(None, None, None)
 
     assert outcomes(observations) == ["wait_timeout", "miss"]

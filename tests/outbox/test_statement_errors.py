@@ -227,4 +227,4 @@ def test_our_statements_are_known_under_every_name(
     ]
 
     assert missed == []
-    assert len(statements) == 1 + 9 * 16
+    assert len(statements) == 1 + 9 * 17

@@ -267,7 +267,7 @@ def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: out
             "error: suspended: sending is suspended: this is a copy",
             "  means: no dispatcher of this database sends",
             "  do: follow docs/restore.md, then `outbox resume --after-restore`",
-            "20 checks, 1 finding",
+            "22 checks, 1 finding",
         ],
     )
 

@@ -178,7 +178,7 @@ def test_without_the_settings_it_says_what_it_did_not_check(database: Database) 
             "not checked: environment: OUTBOX_ENV is not set here",
             "not checked: secrets: OUTBOX_SECRET is not set here",
             "not checked: key ids: OUTBOX_SECRET is not set here",
-            "17 checks, 0 findings",
+            "19 checks, 0 findings",
         ],
     )
 

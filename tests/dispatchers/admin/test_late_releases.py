@@ -12,10 +12,17 @@ from support.entries import HOUR, age, claim_one, put_one, queue_row, reasons, r
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline import claim_loops
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.store.queue.claim_request import ClaimRequest
 from dispatchers.transitions import Ending
+
+
+@pytest.fixture(autouse=True)
+def _one_claim_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second loop could claim the entry, whose lease has ended, before the first one releases it."""
+    monkeypatch.setattr(claim_loops, "CLAIM_LOOPS", 1)
 
 
 class Stalling(DatabaseStore):

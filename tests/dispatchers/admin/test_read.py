@@ -18,14 +18,14 @@ import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decide.decisions import pause
-from dispatchers.admin.read import destinations, summary
-from dispatchers.admin.read.counts import Count, count_rows
+from dispatchers.admin.read import counts, destinations
+from dispatchers.admin.read.counts import Count, count_rows, count_uncertain
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.keyset import following
 from dispatchers.admin.read.plain_values import Place, plain
 from dispatchers.admin.read.requests import RequestFilter, list_requests, read_request
 from dispatchers.admin.read.search import MAX_FOUND, Found, find
-from dispatchers.admin.read.summary import count_uncertain, read_summary
+from dispatchers.admin.read.summary import read_summary
 from dispatchers.admin.read.table_health import read_database_health
 from dispatchers.errors import EntryNotFound
 from outbox.errors import InvalidValue
@@ -315,7 +315,7 @@ def test_above_a_limit_the_planner_estimates(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(destinations, "MAX_COUNTED", 100)
-    monkeypatch.setattr(summary, "MAX_DOUBTFUL", 100)
+    monkeypatch.setattr(counts, "MAX_DOUBTFUL", 100)
     put(postgresql, ob, count=500)
     if kind == "uncertain":
         postgresql.execute(sa.update(TABLES.queue).values(state="uncertain", maybe_sent=True))
@@ -376,13 +376,14 @@ def test_a_session_that_holds_back_the_purge_of_mariadb_is_shown(mariadb: Databa
         for each in (holding, harmless):
             each.execute(sa.select(TABLES.queue.c.id)).all()
 
-        def shown() -> set[str]:
-            return {holder.what.split()[2] for holder in dialect_of(connection).read_holders(connection) or []}
+        def shown() -> list[str]:
+            found = {holder.what.split()[2] for holder in dialect_of(connection).read_holders(connection) or []}
+            return [each for each in ids if each in found]
 
         until = time.monotonic() + 60
-        while ids[0] not in shown():  # MariaDB shows the same for a tenth of a second
+        while shown() != ids[:1]:
             assert time.monotonic() < until
-        assert ids[1] not in shown()
+            time.sleep(0.2)  # InnoDB reads its transactions again only after a tenth of a second without a question
     engine.dispose()
 
 
@@ -399,7 +400,7 @@ def test_a_user_without_process_sees_no_session_of_mariadb(mariadb: Database) ->
     with mariadb.engine.begin() as connection:
         connection.exec_driver_sql(f"DROP USER {user}")
     assert health.holders is None
-    assert health.history is not None
+    assert (health.history is None) == (mariadb.server == "mysql")  # which asks for the right there too
 
 
 def test_a_session_that_holds_back_the_vacuum_is_shown(postgresql: Database) -> None:

@@ -16,6 +16,7 @@ import outbox
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import RetryCallback, Settle
 from outbox.sql.schema.tables import Tables
+from outbox.sql.statements import own_row
 
 Harm = Callable[[sa.Connection, UUID], object]
 
@@ -67,7 +68,7 @@ def _take(table: sa.Table) -> Harm:
 
 def _give_another_its_key(connection: sa.Connection, id: UUID) -> None:
     entry = TABLES.entry
-    tag = sa.select(entry.c.tag).where(entry.c.id == id).scalar_subquery()
+    tag = own_row(sa.select(entry.c.tag).where(entry.c.id == id).limit(1))
     connection.execute(entry.update().where(entry.c.id != id).values(tag=tag))
 
 

@@ -62,6 +62,8 @@ CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
     ([seen()], row(rate_at=NOW, rate_per_second=0.5), None, None),
     ([seen(concurrency=["crm"])], None, None, "its concurrency is used up (web-1:7)"),
     ([seen(concurrency=["mail"])], None, None, None),
+    ([seen(fleet=["crm"])], None, None, "the limits that all databases of the fleet share are used up (web-1:7)"),
+    ([seen(fleet=["mail"])], None, None, None),
     ([seen(max_in_flight=[])], None, None, "max_in_flight=1000 is used up (web-1:7)"),
     (
         [seen(callback_concurrency=["crm"])],

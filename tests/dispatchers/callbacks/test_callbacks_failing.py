@@ -377,6 +377,26 @@ def test_a_statements_error_that_was_caught_keeps_nothing_of_it(
     assert "25P02" in warnings_in(caplog)[0]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_rollback_before_the_first_statement_is_the_callbacks_failure(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    """What the callback has enqueued is gone, so the settlement must not commit without it."""
+    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
+    id = put_one(postgresql, ob)
+
+    def enqueue_and_roll_back(session: Session, settlement: Settlement) -> None:
+        ob.enqueue(session, "mail.receipt", {})
+        session.rollback()
+
+    shop.on_settled(enqueue_and_roll_back)
+    shop.run_once(adapters={"crm": adapter})
+
+    assert ROLLED_BACK in warnings_in(caplog)[0]
+    assert kept(postgresql, id).state == "delivered"
+    assert postgresql.operations() == ["crm.upsert"]
+
+
 def test_a_savepoint_may_be_rolled_back_and_its_entries_go_with_it(shop: Shop) -> None:
     put_one(shop.database, shop.ob)
 

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any
 
@@ -13,14 +15,16 @@ import sqlalchemy as sa
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from support.callbacks import kept, warnings_in
-from support.database import Database
+from support.database import TABLES, Database
 from support.entries import HOUR, age, dispatcher, put_one, reasons, state
 from support.http_requests import use_django
 
 import outbox
-from dispatchers import Dispatcher, Fleet, Operations, Settlement
+from dispatchers import Delivered, Dispatcher, Fleet, Operations, Settlement, Tick
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.django import DjangoTransactions
+from outbox import Effect
+from outbox.django import joined_session
 from outbox.errors import ConfigurationError
 
 Work = Callable[[Any, Settlement], Any]
@@ -116,6 +120,45 @@ def test_what_djangos_orm_writes_commits_with_the_settlement(
     assert state(shop, id) == "delivered"
     assert customers(shop) == ["ada"] * count
     assert sorted(entry.operation for entry in shop.entries) == ["crm.upsert", "mail.send"]
+
+
+@dataclass
+class Card:
+    number: str
+    amount: Decimal
+
+
+@dataclass
+class Charge:
+    id: str
+    fee: Decimal
+
+
+charge = Effect("bank.charge", Card, result=Charge)
+
+
+def test_a_typed_effect_is_enqueued_and_settled_in_djangos_transactions(shop: Database, ob: outbox.Outbox) -> None:
+    """The view enqueues objects, all or none, and the callback gets objects and writes with Django's ORM."""
+    effects = Operations()
+    effects.handles(charge)(lambda delivery: Delivered(Charge(delivery.payload.number, delivery.payload.amount / 100)))
+
+    def charged(session: Any, settlement: Settlement[Card, Charge]) -> None:
+        assert settlement.result is not None
+        place(settlement.result.id, int(settlement.entry.payload.amount + settlement.result.fee))
+
+    effects.on_settled(charge)(charged)
+    settings: dict[str, Any] = {"parent": "order:1", "discriminator": lambda card: card.number, "outbox": ob}
+    with transaction.atomic(), joined_session() as session:
+        charge.enqueue_many(session, [Card("4242", Decimal("200.00")), Card("4000", Decimal("100.00"))], **settings)
+    with suppress(outbox.InvalidPayload), transaction.atomic(), joined_session() as session:
+        charge.enqueue_many(session, [Card("1", Decimal(1)), Card("2", 5.5)], **settings)  # type: ignore[list-item]
+
+    working = dispatcher(shop, ob, include=[effects], callback_transactions=DjangoTransactions())
+
+    assert asyncio.run(working.run_once()) == 2
+    with shop.observer.connect() as connection:
+        rows = connection.execute(sa.text("SELECT customer, amount FROM shop_order ORDER BY customer")).all()
+    assert rows == [("4000", 101), ("4242", 202)]
 
 
 def test_a_callback_that_raises_leaves_neither_and_is_called_again(shop: Database, ob: outbox.Outbox) -> None:
@@ -374,3 +417,28 @@ def test_another_database_of_django_is_refused_at_the_start(
 def test_a_fleet_refuses_the_transactions_of_one_database() -> None:
     with pytest.raises(ConfigurationError, match="a fleet serves several databases"):
         Fleet({}, callback_transactions=DjangoTransactions())
+
+
+def test_a_schedule_writes_by_django_with_the_record_of_its_instant(shop: Database, ob: outbox.Outbox) -> None:
+    effects, fails = Operations(), [True, False]
+
+    @effects.periodic("@hourly", name="report")
+    def report(session: Any, tick: Tick) -> None:
+        place("ada")
+        ob.enqueue(session, "crm.upsert", {"at": tick.at.isoformat()})
+        if fails.pop(0):
+            raise ValueError("no figures")
+
+    settings: dict[str, Any] = {"callback_transactions": DjangoTransactions(), "adapters": {"crm": MemoryAdapter()}}
+
+    def run_once() -> int:
+        return asyncio.run(dispatcher(shop.engine, ob, include=[effects], **settings).run_once())
+
+    run_once()
+    with shop.observer.begin() as connection:
+        at = sa.func.date_trunc("hour", sa.func.now()) - HOUR
+        connection.execute(sa.update(TABLES.schedule).values(enqueued_to=at))
+
+    assert (run_once(), customers(shop)) == (0, [])
+    assert (run_once(), customers(shop)) == (1, ["ada"])
+    assert (run_once(), customers(shop)) == (0, ["ada"])

@@ -243,11 +243,32 @@ def test_the_log_says_what_stops_a_destination_and_when_it_resumes(
 
     said = [record.getMessage() for record in caplog.records if "destination" in record.getMessage()]
     assert [re.sub(r"until \d\d:\d\d:\d\dZ", "until 12:05:00Z", line) for line in said] == [
-        "destination 'crm' paused: circuit breaker open after repeated failures; one entry will be sent as a probe",
+        "destination 'crm' paused: circuit breaker open after repeated failures, the last is 'HTTP 500';"
+        " one entry will be sent as a probe",
         "destination 'crm' resumed",
         "destination 'crm' paused until 12:05:00Z: Retry-After cooldown",
         "destination 'crm' paused by an operator, until `outbox resume`",
     ]
+
+
+def test_the_log_says_if_another_process_has_opened_the_breaker(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(database, ob, count=6)
+
+    async def main() -> None:
+        sending = dispatcher(database.new_engine(), ob, adapters={"crm": Crm(Unknown("HTTP 500"))}, limits=FRAGILE)
+        other = dispatcher(database.new_engine(), ob, adapters={"crm": Crm(Delivered())}, limits=FRAGILE)
+        await sending.run_once()
+        caplog.clear()
+        await other._loops.sweep()
+        await sending.close()
+        await other.close()
+
+    asyncio.run(main())
+
+    (said,) = [record.getMessage() for record in caplog.records if "paused" in record.getMessage()]
+    assert "after repeated failures, reported by another process; one entry" in said
 
 
 def test_the_late_answer_of_a_sweep_does_not_replace_a_later_sweep(

@@ -24,6 +24,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Unknown
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue.claim_request import Forms
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_service import running_stripe
 
@@ -79,7 +80,7 @@ def test_an_epoch_whose_secret_is_not_here_is_not_sent_and_not_counted(database:
 
 def crash(database: Database, ob: outbox.Outbox, form: str = "native") -> None:
     """A sender claims everything and is never heard of again."""
-    claim(DatabaseStore(database.engine, ob.configuration), forms={"crm": form})
+    claim(DatabaseStore(database.engine, ob.configuration), forms=Forms({"crm": form}))
 
 
 def test_a_key_past_its_window_is_never_sent_again(database: Database, ob: outbox.Outbox) -> None:

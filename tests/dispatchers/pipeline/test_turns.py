@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.flow_control.quota import Quota, max_callbacks, max_entries
-from dispatchers.flow_control.shared import SharedLimits
+from dispatchers.flow_control.shared import WANTING_SECONDS, SharedLimits
 from dispatchers.flow_control.surveys import Share, Surveys
 from dispatchers.pipeline.destinations import MAX_KNOWN, CallbackPace, Destinations
 from dispatchers.pipeline.scheduler import MAX_DESTINATIONS, Scheduler, Turns
@@ -256,6 +256,24 @@ def test_databases_that_share_a_total_serve_all_their_destinations(count: int, m
                 scheduler.destinations.release(entry)
 
     assert most
+
+
+def test_what_waits_for_the_limits_of_a_fleet_is_named() -> None:
+    now = 0.0
+    shared = SharedLimits({}, concurrency=1, max_in_flight=10, clock=lambda: now, wake=lambda database: None)
+    ours, theirs = (
+        Scheduler(["crm", "mail"], Destinations(permits=10, permits_in_all=10, share=share))
+        for share in (Share(each, shared, Surveys(), timedelta(minutes=1)) for each in ("ours", "theirs"))
+    )
+    shared.begin("theirs", "crm")
+
+    ours.begin_round()
+    ours.next_quotas(now)
+
+    assert ours.used_up["fleet"] == ["crm"]
+    assert "fleet" not in theirs.used_up
+    now += WANTING_SECONDS
+    assert "fleet" not in ours.used_up
 
 
 def test_a_database_that_finds_the_total_used_up_is_woken_when_a_send_ends() -> None:

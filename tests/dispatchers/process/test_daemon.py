@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ import outbox
 from dispatchers import Dispatcher, Fleet
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.process.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS
+from dispatchers.process.daemon import COLLECTOR_THRESHOLD, REPEAT_SECONDS, SWITCH_SECONDS
 from dispatchers.process.dispatcher import work_of
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.records.gauges import Gauge
@@ -73,6 +74,7 @@ def test_a_second_signal_stops_it_at_once_and_leaves_its_leases(
         process.terminate()
         wait_for(lambda: "draining; sends in flight" in process.output, "the drain")
 
+        time.sleep(REPEAT_SECONDS)
         process.terminate()
         assert process.wait(seconds=60) == 1
 
@@ -81,6 +83,26 @@ def test_a_second_signal_stops_it_at_once_and_leaves_its_leases(
     age(postgresql, HOUR)
     assert run_once(postgresql, ob, adapters={"crm": FileService(tmp_path)}) == 5
     assert sorted(row.attempts for row in postgresql.rows(TABLES.settlement)) == [1, 1, 1, 2, 2]
+
+
+def test_a_signal_that_is_sent_twice_in_a_row_still_drains(postgresql: Database, ob: outbox.Outbox) -> None:
+    """As timeout(1) sends it: to the process, and to the process's group."""
+
+    async def main() -> bool:
+        service = Blocking()
+        working = Dispatcher(postgresql.engine, outbox=ob, adapters={"crm": service})
+        serving = asyncio.create_task(working.serve())
+        await until_true(lambda: service.waiting == 1)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+        service.released.set()
+        return await serving
+
+    put_one(postgresql, ob)
+
+    assert asyncio.run(main())
+    assert states(postgresql) == {"delivered": 1}
 
 
 @pytest.mark.parametrize("body", [GATED, SYNC.replace("concurrency=2", "concurrency=2, grace=timedelta(seconds=0.3)")])
@@ -184,7 +206,7 @@ def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
         await until_true(lambda: service.waiting == 1)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0)
+            await asyncio.sleep(REPEAT_SECONDS * 1.1)
         if signals == 1:
             service.released.set()
         is_drained = await serving

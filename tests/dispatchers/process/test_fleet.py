@@ -472,7 +472,7 @@ def test_a_hangup_makes_it_read_the_file_again(databases: list[Database], ob: ou
         ("shard =", "write `name = url`"),
         ("shard = postgresql+psycopg://u:secret@host/x # ours", "a comment needs a line of its own"),
         ("a b = sqlite:///x.db", "'a b' is not a name"),
-        ("shard = mysql://secret@host/x", "the outbox runs on"),
+        ("shard = oracle://secret@host/x", "the outbox runs on"),
         ("shard = secret", "needs a SQLAlchemy URL"),
         ("shard = postgresql+asyncpg://u:secret@host/x", "is asynchronous"),
         ("first = sqlite:///other.db", "the name 'first' occurs twice"),

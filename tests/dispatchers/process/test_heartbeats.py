@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from dispatchers import Breaker, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.read.dispatchers import differences, is_served
 from dispatchers.maintenance.jobs import forget_dead_dispatchers
+from dispatchers.process.daemon import REPEAT_SECONDS
 from dispatchers.process.dispatcher_work import DispatcherWork
 from dispatchers.store.records.heartbeats import BEAT_SECONDS, KEPT_FOR, LIVE_FOR, DispatcherSeen
 from outbox.errors import SchemaError
@@ -119,6 +121,7 @@ def test_a_stop_that_leaves_sends_in_doubt_leaves_the_row(
     with with_two_in_flight(postgresql, ob, tmp_path) as process:
         process.terminate()
         wait_for(lambda: "draining; sends in flight" in process.output, "the drain")
+        time.sleep(REPEAT_SECONDS)
         process.process.send_signal(signal.SIGTERM)
         process.wait(seconds=60)
 

@@ -19,6 +19,7 @@ from support.entries import HOUR, LEASE, claim, put, quota
 import outbox
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue import claims_rows
+from dispatchers.store.queue.claim_request import Forms
 from outbox.sql.clock import database_now
 from outbox.times import EPOCH, NEVER
 
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.on_mariadb, pytest.mark.every_value]
 MINUTE = timedelta(minutes=1)
 OLD, NEW = UUID(int=7), UUID(int=8)
 LEASES = (None, -MINUTE, MINUTE)  # no lease, an expired one, a valid one
-FORMS = {"crm": "native v1", "crm.upsert": "native v2", "mail": "mail v1"}
+FORMS = Forms({"crm": "native v1", "crm.upsert": "native v2", "mail": "mail v1"})
 
 
 @pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite", "mariadb", "portable"])

@@ -19,9 +19,12 @@ from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store import database as store_database
 from dispatchers.store.connections.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
+from dispatchers.store.connections.transactions import DEADLOCK_TRIES
 from outbox.sql.errors.driver import is_passing
 
 SECRETS = {"username": "absent-user", "password": "hunter2"}
+
+REFUSALS = 4 * DEADLOCK_TRIES  # of four exchanges
 
 
 async def error_of(url: sa.URL) -> Exception:
@@ -280,7 +283,7 @@ def test_outcomes_stored_before_a_refused_claim_are_not_reported_as_lost(
         if "outbox_settlement" in statement and "SKIP LOCKED" not in statement:
             settling.add(connection.get_transaction())
         is_refused = "SKIP LOCKED" in statement and (refused or connection.get_transaction() in settling)
-        if not is_refused or len(refused) == 4:
+        if not is_refused or len(refused) == REFUSALS:
             return statement, values
         refused.append(statement)
         return CONFLICT, {}
@@ -290,7 +293,7 @@ def test_outcomes_stored_before_a_refused_claim_are_not_reported_as_lost(
         working = dispatcher(postgresql, ob, adapters={"crm": service}, concurrency=1)
         asyncio.run(pumping(working, lambda: not postgresql.queue))
 
-    assert len(refused) == 4
+    assert len(refused) == REFUSALS
     assert len(service.deliveries) == 2
     logged = [record.getMessage() for record in caplog.records if record.name == "outbox.dispatcher"]
     assert any(line.startswith("transaction conflict") for line in logged)

@@ -34,7 +34,12 @@ LEVELS = Levels(
     suspended=True,
     served=True,
 )
-BACKLOG = Backlog(entries={("crm", "pending"): 7}, oldest_due_seconds={"crm": 12.5}, blocked_groups=1)
+BACKLOG = Backlog(
+    entries={("crm", "pending"): 7},
+    oldest_due_seconds={"crm": 12.5},
+    blocked_groups=1,
+    schedule_lag_seconds={"report": 3.0},
+)
 ACTIVITY = Activity(
     attempts=[
         Attempt("crm", "crm.upsert", False, "delivered", 0.2, 1.5),
@@ -45,6 +50,7 @@ ACTIVITY = Activity(
     settlements={("crm", "delivered"): 1, ("crm", "retry"): 1},
     lost_leases={"crm": 1},
     blocked_seconds={("crm", "crm.upsert"): 6.5},
+    skipped_instants={"report": 59},
 )
 
 
@@ -368,9 +374,9 @@ for extra, package in ("prometheus", "prometheus_client"), ("opentelemetry", "op
     ]
 
 
-# --- docs/metrics.md
+# --- docs/monitoring.md
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text()
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 
 
 def test_the_page_lists_the_dispatchers_metrics_with_kinds_and_labels(

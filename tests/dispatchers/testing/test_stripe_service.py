@@ -1,13 +1,9 @@
 """The fake Stripe, spoken to by the real SDK and by a bare HTTP client: each rule of keys, its faults and its objects."""
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,7 +15,6 @@ from support.stripe_clients import CHARGE, Clock, headers, post, sdk, under
 
 from dispatchers.testing.service_faults import Faults, ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
-from dispatchers.testing.stripe_ledger import StripeLedger
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
 # --- executing once
@@ -259,31 +254,6 @@ def test_a_request_without_credentials_is_refused(service: RunningStripe) -> Non
 
     assert answer.status_code == 401
     assert answer.headers["request-id"].startswith("req_")
-
-
-# --- as a process
-
-
-def test_as_a_process_it_prints_its_port_and_others_read_its_ledger(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dispatchers.testing.stripe_service", "--port", "0", "--lose", "1", "--seed", "1"]
-    command += ["--ledger", str(tmp_path / "ledger.sqlite")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-            for _ in range(3):
-                with pytest.raises(stripe.APIConnectionError):
-                    sdk(url).v1.payment_intents.create(CHARGE, under("k1"))
-
-            ledger = StripeLedger(tmp_path / "ledger.sqlite")
-            assert [charge.key for charge in ledger.charges] == ["k1"]
-            assert ledger.count("replayed") == 2
-            assert ledger.count("lost") == 3
-            assert ledger.count("object = 'charge'", table="effect") == 1
-            ledger.close()
-        finally:
-            process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0
 
 
 # --- The fake Stripe's faults, as the real SDK and a bare HTTP client see them.

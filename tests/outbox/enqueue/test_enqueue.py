@@ -388,7 +388,8 @@ def at(database: Database, zone: str) -> Database:
         return database
     if database.name == "mariadb":  # its names of zones may not be installed
         zone = "+00:00" if zone == "UTC" else "+13:00"
-        session = f"SET tx_isolation = 'READ-COMMITTED', time_zone = '{zone}'"
+        level = "tx_isolation" if database.server == "mariadb" else "transaction_isolation"
+        session = f"SET {level} = 'READ-COMMITTED', time_zone = '{zone}'"
         return Database(database.owners_url.update_query_dict({"init_command": session}))
     return Database(database.owners_url.update_query_dict({"options": f"-c TimeZone={zone}"}), database.roles)
 

@@ -220,10 +220,10 @@ def test_an_unprepared_sqlite_is_good_enough_for_entries_alone(sqlite, ob):
 
 
 def test_another_database_is_refused_by_name(ob):
-    engine = sa.create_mock_engine("mysql+pymysql://", print)
+    engine = sa.create_mock_engine("oracle://", print)
     connection = type("Connection", (), {"dialect": engine.dialect})()
 
     with pytest.raises(
-        outbox.ConfigurationError, match="the outbox runs on postgresql, sqlite and mariadb, not on 'mysql'"
+        outbox.ConfigurationError, match="the outbox runs on postgresql, sqlite, mariadb and mysql, not on 'oracle'"
     ):
         outbox.sql.connections.transactions.require_transaction(connection, None)

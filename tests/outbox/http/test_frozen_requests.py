@@ -17,7 +17,7 @@ from dispatchers.pipeline import triage
 from dispatchers.testing.service_faults import ServiceFault
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.sql.schema.tables import SCHEMA_VERSION
+from outbox.sql.schema.tables import ENCRYPTED_VERSION
 
 OLD, NEW = "2025-10-29.clover", "2026-10-28.endive"
 PAYLOAD = {
@@ -162,7 +162,7 @@ def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = put_one(database, ob, payload={"amount": 1})
-    database.execute(sa.update(TABLES.entry).values(schema_version=SCHEMA_VERSION + 1))
+    database.execute(sa.update(TABLES.entry).values(schema_version=ENCRYPTED_VERSION + 1))
     service = MemoryAdapter()
 
     run_once(database, ob, adapters={"crm": service})
@@ -170,7 +170,7 @@ def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
     (listed,) = document("list", database=database)["entries"]
     assert (listed["state"], listed["attempts"], listed["reason"]) == ("pending", 0, "a newer release wrote it")
     age(database, HOUR)
-    monkeypatch.setattr(triage, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(triage, "SCHEMA_VERSION", ENCRYPTED_VERSION + 1)
     run_once(database, ob, adapters={"crm": service})
     (delivery,) = service.deliveries
     assert (state(database, id), delivery.payload_json) == ("delivered", b'{"amount":1}')

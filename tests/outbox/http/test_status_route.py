@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -21,6 +22,7 @@ from support.database import CHARGE, TABLES, Database
 import outbox
 from dispatchers import Completed, Delivered, Rejected
 from dispatchers.adapters import MemoryAdapter
+from outbox.http import status_route
 from outbox.http.status_route import StatusRoute
 
 pytestmark = pytest.mark.as_app
@@ -127,6 +129,21 @@ def test_neither_payload_nor_key_nor_reason_is_shown(checkout: Checkout) -> None
     text = ask(checkout).text
 
     assert not [word for word in ("amount", "no funds", "ck1_", "retry-001") if word in text]
+
+
+def test_a_result_that_cannot_be_decrypted_is_left_out(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    checkout.on_completed()
+    checkout.accept(CHARGE)
+    checkout.run_once(MemoryAdapter(answer=lambda delivery: Delivered({"charge": "ch_1"})))
+    request = checkout.status()
+    assert request is not None
+    (entry,) = request.entries
+    unreadable = replace(entry, _result=outbox.CannotDecrypt("this process has no data key d1", "d1"))
+
+    (effect,) = status_route.shown(replace(request, entries=[unreadable]))["effects"]
+
+    assert (effect["state"], "result" in effect) == ("delivered", False)
+    assert "no data key d1" in caplog.text
 
 
 def test_without_a_function_that_names_the_client_there_is_no_resource(checkout: Checkout) -> None:

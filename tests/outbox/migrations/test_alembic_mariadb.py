@@ -11,7 +11,7 @@ from support.migrations import Database
 
 from outbox import migrations
 
-AMONG = {"target": "[app, migrations.metadata('mariadb', **names)]", "options": ""}
+AMONG = {"target": "[app, migrations.metadata('{server}', **names)]", "options": ""}
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def made(database: Database) -> dict[str, list[str]]:
 
 
 def test_autogenerate_makes_what_ours_make_and_then_adds_nothing(blank: Database, tmp_path: Path) -> None:
-    theirs = Project(tmp_path / "project", blank, {}, **AMONG)
+    among = AMONG | {"target": AMONG["target"].replace("{server}", blank.url.get_backend_name())}
+    theirs = Project(tmp_path / "project", blank, {}, **among)
     script = theirs.autogenerate("outbox").read_text()
     theirs.upgrade()
     migrations.check(blank.url)

@@ -2,12 +2,16 @@
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.apps.rolling_shop import connect
 from support.database import TABLES, Database
+from support.migrations import newer_release
 
+import outbox
 from dispatchers.store.connections.outage_log import cause_of
 from outbox import migrations
 from outbox.errors import ConfigurationError, SchemaError
@@ -35,6 +39,27 @@ def test_the_migrations_make_the_tables_of_the_metadata_and_drop_them(mariadb: D
     migrations.check(mariadb.engine, prefix="migrated_")
     migrations.downgrade(mariadb.url, prefix="migrated_")
     assert shape(mariadb, "migrated_") == {}
+
+
+@pytest.mark.owner
+def test_a_later_release_upgrades_the_tables_on_mariadb(mariadb: Database, tmp_path: Path) -> None:
+    """The migration that the rollout and other tests add to this release's."""
+    migrations.upgrade(mariadb.url, prefix="migrated_")
+
+    with newer_release(tmp_path):
+        migrations.upgrade(mariadb.url, prefix="migrated_")
+
+    assert migrations.current(mariadb.url, prefix="migrated_") == "9999"
+    migrations.check(mariadb.engine, prefix="migrated_")
+
+
+def test_the_app_of_the_rollout_is_accepted_on_mariadb(mariadb: Database, ob: outbox.Outbox) -> None:
+    url = mariadb.url.difference_update_query(["init_command"])  # which sets the isolation level
+
+    engine = connect(url.render_as_string(hide_password=False))
+
+    ob.check(engine)
+    engine.dispose()
 
 
 @pytest.mark.owner
@@ -124,7 +149,7 @@ def test_two_migrations_at_once_take_turns(mariadb: Database) -> None:
 
 @pytest.mark.owner
 def test_the_printed_sql_makes_the_tables(mariadb: Database) -> None:
-    script = migrations.sql("mariadb", prefix="printed_")
+    script = migrations.sql(mariadb.server, prefix="printed_")
     with mariadb.observer.begin() as connection:
         for statement in filter(str.strip, script.split(";\n")):
             connection.exec_driver_sql(statement.replace("%", "%%"))

@@ -147,7 +147,7 @@ def test_the_doctor_says_what_the_dashboards_role_may_not_check(as_role: As, ob:
     found = asyncio.run(diagnose(run, Context(tables=TABLES, prefix="outbox_", env="test", keyring=ring)))
 
     assert found.findings == []
-    assert [each.check for each in found.unchecked] == ["secrets", "served", "horizon"]
+    assert [each.check for each in found.unchecked] == ["secrets", "served", "encryption", "horizon"]
     assert found.unchecked[0].reason == "this role may not read it"
     assert found.unchecked[-1].reason.endswith("GRANT pg_read_all_stats TO it")
 

@@ -107,9 +107,9 @@ def test_what_is_no_target_is_refused(blank_sqlite):
 
 def test_a_database_without_migrations_is_refused():
     with pytest.raises(
-        SchemaError, match="there are no migrations for 'mysql', only for postgresql, sqlite and mariadb"
+        SchemaError, match="there are no migrations for 'oracle', only for postgresql, sqlite, mariadb and mysql"
     ):
-        migrations.sql("mysql")
+        migrations.sql("oracle")
 
 
 def test_a_connection_keeps_its_transaction_for_the_caller_to_roll_back(blank):

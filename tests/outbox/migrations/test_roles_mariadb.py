@@ -13,6 +13,7 @@ from support.roles import (
     As,
     refused,
     the_dashboard_shows_entries_without_their_contents,
+    the_operator_decides_about_schedules,
     the_retention_runs_with_the_rights_of_maintenance,
 )
 
@@ -31,7 +32,7 @@ from outbox.errors import InvalidValue, SchemaError
 def names(mariadb: Database) -> Iterator[dict[str, str]]:
     """Roles of this test's own: a role belongs to the server, not to a database. Their names must be quoted."""
     names = {kind: f"{kind}'s \\ {uuid4().hex[:8]}" for kind in KINDS}
-    run(mariadb, migrations.roles("mariadb", **names))
+    run(mariadb, migrations.roles(mariadb.server, **names))
     yield names
     run(mariadb, "".join(f"DROP ROLE IF EXISTS `{name}`;\n" for name in names.values()))
 
@@ -47,7 +48,7 @@ def as_role(mariadb: Database, names: dict[str, str]) -> Iterator[As]:
             password = mariadb.owners_url.password
             identified = f" IDENTIFIED BY '{password}'" if password else ""
             run(mariadb, f"CREATE USER {login}{identified};\nGRANT `{names[kind]}` TO {login};\n")
-            run(mariadb, f"SET DEFAULT ROLE `{names[kind]}` FOR {login};\n")
+            run(mariadb, f"SET DEFAULT ROLE `{names[kind]}` {for_user(mariadb)} {login};\n")
             opened[kind] = Database(mariadb.owners_url.set(username=login))
         return opened[kind]
 
@@ -55,6 +56,11 @@ def as_role(mariadb: Database, names: dict[str, str]) -> Iterator[As]:
     for database in opened.values():
         database.dispose()
         run(mariadb, f"DROP USER {database.owners_url.username};\n")
+
+
+def for_user(database: Database) -> str:
+    """The word before the login in SET DEFAULT ROLE."""
+    return "TO" if database.server == "mysql" else "FOR"
 
 
 def run(database: Database, script: str) -> None:
@@ -147,6 +153,10 @@ def test_the_dashboards_role_shows_entries_without_their_contents(as_role: As, o
     the_dashboard_shows_entries_without_their_contents(as_role, ob)
 
 
+def test_the_operators_role_decides_about_schedules(as_role: As, ob: outbox.Outbox) -> None:
+    the_operator_decides_about_schedules(as_role, ob)
+
+
 def test_the_operators_role_decides_and_asks_again(as_role: As, ob: outbox.Outbox) -> None:
     unsent, failed = put(as_role("app"), ob, count=2)
     put(as_role("app"), ob, "mail.send", parent="mail:1")
@@ -185,14 +195,14 @@ def test_printed_again_it_changes_nothing_but_takes_other_rights_away(
     run(mariadb, f"GRANT UPDATE (state, outcome) ON outbox_queue TO `{names['app']}`;\n")
     assert not refused(as_role("app"), "UPDATE outbox_entry SET payload = ''")
 
-    run(mariadb, migrations.roles("mariadb", **names))
+    run(mariadb, migrations.roles(mariadb.server, **names))
 
     assert grants(mariadb, names) == before
     assert refused(as_role("app"), "UPDATE outbox_queue SET state = 'retry'")
 
 
 def test_one_role_with_two_parts_may_do_what_both_may(mariadb: Database, names: dict[str, str], as_role: As) -> None:
-    run(mariadb, migrations.roles("mariadb", **names | {"maintenance": names["dashboard"]}))
+    run(mariadb, migrations.roles(mariadb.server, **names | {"maintenance": names["dashboard"]}))
 
     both = as_role("dashboard")
 
@@ -204,7 +214,7 @@ def test_one_role_with_two_parts_may_do_what_both_may(mariadb: Database, names: 
 def test_each_role_may_check_tables_that_migrations_made(mariadb: Database, names: dict[str, str], as_role: As) -> None:
     TABLES.metadata.drop_all(mariadb.observer)
     migrations.upgrade(mariadb.owners_url)
-    run(mariadb, migrations.roles("mariadb", **names))
+    run(mariadb, migrations.roles(mariadb.server, **names))
 
     for kind in KINDS:
         migrations.check(as_role(kind).engine)
@@ -214,7 +224,7 @@ def test_each_role_may_check_tables_that_migrations_made(mariadb: Database, name
 def test_tables_that_a_user_may_not_read_are_not_said_to_be_missing(mariadb: Database, as_role: As) -> None:
     """The server does not show them to the user. An error would ask for tables that exist."""
     stranger = as_role("app")
-    run(mariadb, f"SET DEFAULT ROLE NONE FOR {stranger.owners_url.username};\n")
+    run(mariadb, f"SET DEFAULT ROLE NONE {for_user(mariadb)} {stranger.owners_url.username};\n")
     run(mariadb, f"GRANT SELECT ON outbox_queue TO {stranger.owners_url.username};\n")
 
     with pytest.raises(
@@ -228,5 +238,5 @@ def test_tables_that_a_user_may_not_read_are_not_said_to_be_missing(mariadb: Dat
 
 
 def test_roles_of_another_database_are_refused_by_name() -> None:
-    with pytest.raises(InvalidValue, match="must be 'postgresql' or 'mariadb'"):
+    with pytest.raises(InvalidValue, match="must be 'postgresql', 'mariadb' or 'mysql'"):
         migrations.roles("sqlite")

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from support.database import TABLES, Database
 from support.entries import age, put, run_once, states
-from support.roles import HONEST, NEW_ENTRY, As, refused
+from support.roles import HONEST, NEW_ENTRY, As, refused, the_operator_decides_about_schedules
 
 import outbox
 from dispatchers import Delivered, Rejected, Unknown
@@ -57,6 +57,10 @@ def test_the_operator_decides_about_entries_and_destinations(as_role: As, ob: ou
     assert viewed == logged
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()})
     assert states(operator) == {"delivered": 3, "cancelled": 1}
+
+
+def test_the_operator_pauses_triggers_and_resumes_schedules(as_role: As, ob: outbox.Outbox) -> None:
+    the_operator_decides_about_schedules(as_role, ob)
 
 
 def test_the_operator_settles_what_no_dispatcher_serves(as_role: As, owners: Database, ob: outbox.Outbox) -> None:

@@ -214,7 +214,7 @@ class Invariants(Truth):
         froze = send.process.frozen_seconds(send.began) > 0
         if (
             window is None
-        ):  # no status lookup can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
+        ):  # no status lookup can rule out what a sender does that was frozen beyond lease and margin: docs/how-it-works.md
             waited = self._now() - self.instant(send.claimed.leased_at)
             send.too_late |= froze and waited >= (LEASE + FENCING_DELAY).total_seconds()
         if not isinstance(window, timedelta):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
 
-from dispatchers.admin.decide.decisions import Verdict
+from dispatchers.admin.decide.rules import Verdict
 from simulation import reference_history
 from simulation import reference_operators as reference_people
 from simulation.database import ENV, START, Database

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from dispatchers.admin.decide.decisions import Verdict
+from dispatchers.admin.decide.rules import Verdict
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.flow_control.state import FlowState, closed_until
 from dispatchers.stored_outcome import SEND_AGAIN, Known, read_outcome, write_outcome
