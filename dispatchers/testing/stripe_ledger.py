@@ -98,9 +98,6 @@ class StripeLedger:
         self._connection.execute("PRAGMA synchronous=OFF")
         self._connection.executescript(SCHEMA)
 
-    def add_effects(self, effects: Iterable[Effect]) -> None:
-        self.add_execution(effects)
-
     def add_answer(self, answer: Answered) -> None:
         with self._lock:
             self._insert("answer", asdict(answer) | {"at": answer.at.timestamp()})

@@ -74,7 +74,7 @@ def finding(statement: Statement, found: str | None) -> Finding:
 
 def test_an_operator_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
+    StripeLedger(files.payments).add_execution([charge("A", id="ch_A"), charge("C", id="ch_C")])
     accepted = mail("C", message_id="<C>")
     payload = {
         "To": accepted.recipient,
