@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, func, literal, select, true, union_all
+from sqlalchemy import Connection, Select, func, literal, or_, select, true, union_all
 
 from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
 from dispatchers.admin.read.keyset import following
@@ -23,6 +23,10 @@ Rows: TypeAlias = Select[datetime, UUID]
 Narrow: TypeAlias = Callable[[Rows], Rows]
 Scan: TypeAlias = Callable[[Place[UUID] | None, int], Rows]
 """The next rows of a list after a place, so many."""
+Read: TypeAlias = Callable[[Place[UUID] | None, int, int], tuple[list[Place[UUID]], Place[UUID] | None]]
+"""Reads so many rows of a list after a place. Returns the first of those that the filter selects, so many, and where the part
+ends; None if no row follows.
+"""
 
 
 class Places(NamedTuple):
@@ -50,25 +54,18 @@ def read_places(
         found = ordered(connection, tables, wanted, now, narrow, after=after, limit=max_entries + 1)
         places = _fetched(connection, found)
         return Places(places[:max_entries], places[max_entries - 1] if len(places) > max_entries else None)
-    if not (wanted.is_ended or _are_uncertain(wanted)):
+    if wanted.is_ended:
+        return _compare(_range_reader(connection, tables, wanted, now), max_entries, after, max_rows)
+    if not _are_uncertain(wanted):
         return _read_waiting(connection, tables, wanted, now, max_entries, after, max_rows)
 
     def scan(after: Place[UUID] | None, limit: int) -> Rows:
         return ordered(connection, tables, wanted, now, everything, after=after, limit=limit)
 
-    return _compare(connection, tables, wanted, narrow, scan, max_entries, after, max_rows)
+    return _compare(_join_reader(connection, tables, wanted, narrow, scan), max_entries, after, max_rows)
 
 
-def _compare(
-    connection: Connection,
-    tables: Tables,
-    wanted: Filter,
-    narrow: Narrow,
-    scan: Scan,
-    max_entries: int,
-    after: Place[UUID] | None,
-    max_rows: int,
-) -> Places:
+def _compare(read: Read, max_entries: int, after: Place[UUID] | None, max_rows: int) -> Places:
     """Compare the rows of a list with the filter, a part of the list after another, until the page is full.
 
     The parts grow: a filter that selects much costs little, and one that selects little takes few statements.
@@ -77,19 +74,47 @@ def _compare(
     limit = max_entries + 1
     while True:
         limit = min(limit, max_rows)
-        part = scan(after, limit)
-        rows = part.subquery("scanned")
-        row = wanted.rows(tables)
-        found = narrow(select(rows.c.at, rows.c.id).join(row, row.c.id == rows.c.id))
-        at = rows.c.at.desc() if wanted.is_ended else rows.c.at
-        places += _fetched(connection, found.order_by(at, rows.c.id).limit(max_entries + 1 - len(places)))
+        found, last = read(after, limit, max_entries + 1 - len(places))
+        places += found
         if len(places) > max_entries:
             return Places(places[:max_entries], places[max_entries - 1])
-        last = _fetched(connection, part.offset(limit - 1).limit(1))
         max_rows -= limit
-        if not last or max_rows <= 0:
-            return Places(places, last[0] if last else None)
-        after, limit = last[0], limit * 4
+        if last is None or max_rows <= 0:
+            return Places(places, last)
+        after, limit = last, limit * 4
+
+
+def _range_reader(connection: Connection, tables: Tables, wanted: Filter, now: datetime) -> Read:
+    """Reads a part of what has ended as one range of the index: rows that ended together lie together in the table."""
+    narrow = partial(narrowed, tables, wanted, now)
+    at, id = tables.settlement.c.settled_at, tables.settlement.c.id
+    since = None if wanted.since is None else instant_of(wanted.since, now)
+
+    def read(after: Place[UUID] | None, limit: int, wanted_places: int) -> tuple[list[Place[UUID]], Place[UUID] | None]:
+        whole = _ended(tables, everything, since, after, limit)
+        last = next(iter(_fetched(connection, whole.offset(limit - 1).limit(1))), None)
+        found = _ended(tables, narrow, since, after, wanted_places)
+        if last is not None:
+            found = found.where(at >= last.at, or_(at > last.at, id <= last.id))
+        return _fetched(connection, found), last
+
+    return read
+
+
+def _join_reader(connection: Connection, tables: Tables, wanted: Filter, narrow: Narrow, scan: Scan) -> Read:
+    """Reads a part of a list, and then each of its rows: the list is put together from several ranges of an index."""
+    row = wanted.rows(tables)
+
+    def read(after: Place[UUID] | None, limit: int, wanted_places: int) -> tuple[list[Place[UUID]], Place[UUID] | None]:
+        part = scan(after, limit)
+        rows = part.subquery("scanned")
+        found = narrow(select(rows.c.at, rows.c.id).join(row, row.c.id == rows.c.id))
+        places = _fetched(connection, found.order_by(rows.c.at, rows.c.id).limit(wanted_places))
+        if len(places) == wanted_places:
+            return places, None
+        return places, next(iter(_fetched(connection, part.offset(limit - 1).limit(1))), None)
+
+    return read
 
 
 # --- what waits: first what has a due time
@@ -105,7 +130,7 @@ def _read_waiting(
     max_rows: int,
 ) -> Places:
     """Thousands may have no due time: uncertain, suspended and blocked ones. Their index has them in no order."""
-    narrow, compare = partial(narrowed, tables, wanted, now), partial(_compare, connection, tables, wanted)
+    narrow, reader = partial(narrowed, tables, wanted, now), partial(_join_reader, connection, tables, wanted)
     is_dated = not wanted.suspended and (after is None or after.at < NEVER)
     dated = Places([], None)
     if is_dated:
@@ -115,12 +140,13 @@ def _read_waiting(
             return ordered(connection, tables, any_parent, now, _dated(tables), after=after, limit=limit)
 
         of_each = max(max_rows // parts_of(connection, tables, wanted), max_entries + 1)
-        dated = compare(narrow, due, max_entries, after, of_each)
+        dated = _compare(reader(narrow, due), max_entries, after, of_each)
         if dated.next is not None:
             return dated
     left = max_entries - len(dated.places)
     undated, scan = _undated_scan(connection, tables, wanted, max_rows)
-    found = compare(lambda rows: undated(narrow(rows)), scan, max(left, 1), None if is_dated else after, max_rows)
+    read = reader(lambda rows: undated(narrow(rows)), scan)
+    found = _compare(read, max(left, 1), None if is_dated else after, max_rows)
     if left == 0:
         return Places(dated.places, dated.places[-1] if found.places or found.next else None)
     return Places([*dated.places, *found.places], found.next)

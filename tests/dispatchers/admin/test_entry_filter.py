@@ -187,6 +187,28 @@ def test_a_list_is_bounded_where_nothing_has_a_due_time(database: Database, ob: 
     )
 
 
+def test_what_ended_at_one_instant_is_on_one_page_each(database: Database, ob: outbox.Outbox) -> None:
+    ids = put(database, ob, count=7)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.settlement.update().values(settled_at=database_now(connection) - HOUR))
+
+    wanted = Filter(states=ENDED_STATES, operation="crm")
+    assert pages(database, wanted, max_entries=1, max_rows=3) == sorted(ids, key=lambda id: id.bytes)
+
+
+def test_a_filter_reads_what_has_ended_once(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=60)
+    run_once(postgresql, ob, adapters={"crm": MemoryAdapter()})
+    scans = sa.text("SELECT idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'outbox_settlement'")
+
+    with postgresql.engine.begin() as connection:
+        before = connection.execute(scans).scalar_one()
+        page = list_entries(connection, TABLES, Filter(states=["failed"]), max_entries=10, max_rows=100)
+        assert page.entries == []
+        assert connection.execute(scans).scalar_one() - before < 10  # one of each part, and not one of each row
+
+
 @pytest.mark.parametrize("states", [["uncertain", "failed"], [], ["lost"]])
 def test_a_filter_has_states_of_one_kind(database: Database, states: list[str]) -> None:
     with pytest.raises(InvalidValue, match="must be some of"):
