@@ -3,6 +3,7 @@
 import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -127,6 +128,16 @@ def _teach(connection: Connection) -> None:
     """Register these types with psycopg, once for each connection; `connection.info` stores that."""
     if _BinaryList in connection.info:
         return
+    driver_connection: Any = connection.connection.driver_connection
+    for kind, dumper in _dumpers().items():
+        driver_connection.adapters.register_dumper(kind, dumper)
+    connection.info[_BinaryList] = True
+    forget_cursor(connection)
+
+
+@cache
+def _dumpers() -> Mapping[type[Any], type[Any]]:
+    """The dumper of each of these types. Defined once: a connection's own classes would outlive it until a full collection."""
     from psycopg.adapt import Dumper  # psycopg may not be installed
     from psycopg.pq import Format
     from psycopg.types.array import ListBinaryDumper
@@ -137,10 +148,8 @@ def _teach(connection: Connection) -> None:
         def dump(self, obj: bytes) -> bytes:
             return obj
 
-    driver_connection: Any = connection.connection.driver_connection
-    driver_connection.adapters.register_dumper(_BinaryList, ListBinaryDumper)
-    for packing in _PACKINGS.values():
-        dumper = type(f"{packing.array.__name__}Dumper", (PackedDumper,), {"oid": packing.array_oid})
-        driver_connection.adapters.register_dumper(packing.array, dumper)
-    connection.info[_BinaryList] = True
-    forget_cursor(connection)
+    packed: dict[type[Any], type[Any]] = {
+        packing.array: type(f"{packing.array.__name__}Dumper", (PackedDumper,), {"oid": packing.array_oid})
+        for packing in _PACKINGS.values()
+    }
+    return {_BinaryList: ListBinaryDumper, **packed}

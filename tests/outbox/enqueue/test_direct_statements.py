@@ -365,3 +365,19 @@ def test_a_cancelled_statement_leaves_no_connection_half_read(
     asyncio.run(main())
 
     assert [row.parent for row in postgresql.entries] == ["order:2"]
+
+
+def test_a_new_connection_defines_no_classes_for_the_driver(postgresql: Database, ob: outbox.Outbox) -> None:
+    """psycopg keeps the classes of all connections for the life of the process."""
+    engine = sa.create_engine(postgresql.url, poolclass=sa.NullPool)
+    enqueue(engine, ob, "order:0", lines=2)
+    before = all_dumpers()
+
+    for number in range(1, 4):
+        enqueue(engine, ob, f"order:{number}", lines=2)
+
+    assert all_dumpers() == before
+
+
+def all_dumpers(kind: type = psycopg.adapt.Dumper) -> int:
+    return 1 + sum(all_dumpers(each) for each in kind.__subclasses__())
