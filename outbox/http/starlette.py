@@ -173,6 +173,7 @@ class IdempotencyMiddleware:
         finally:
             with anyio.CancelScope(shield=True):  # a client that hangs up must not leave a transaction open
                 await exchange.close()
+            exchange.release()
 
     async def _run(self, scope: Scope, exchange: Exchange) -> None:
         try:

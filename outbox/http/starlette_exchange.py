@@ -247,6 +247,24 @@ class Exchange:
             await in_session(session, lambda _: transaction.close(), has_thread=True)
         await in_session(session, Session.close, has_thread=True)
 
+    def release(self) -> None:
+        """End it for good, after the app has returned: what the app still sends is dropped.
+
+        The server's functions refer to the request's scope, which refers to this. With them the session and all that the request
+        has made would stay until the garbage collector runs.
+        """
+        self._is_ended = True
+        self._send = _drop
+        self._raised.clear()
+        self.body.release()
+
+
+async def _drop(message: Message) -> None: ...
+
+
+async def _disconnected() -> Message:
+    return {"type": "http.disconnect"}
+
 
 def _decoded(headers: Headers) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
@@ -263,6 +281,10 @@ class RequestBody:
         self._seen = bytearray()
         self._is_complete = False
         self._is_too_large = False
+
+    def release(self) -> None:
+        """End it: nothing more is received. See `Exchange.release`."""
+        self._receive = _disconnected
 
     async def receive(self) -> Message:
         """The next message, for the app."""

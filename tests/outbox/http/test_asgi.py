@@ -1,6 +1,8 @@
 """What only ASGI has: a client that hangs up, a task that is cancelled, a file sent by its path, an answer before the commit."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from support.database import NOTHING, Database, Order
 from support.http_shop import Shop
 
 import outbox
-from outbox.http.starlette import IdempotencyMiddleware
+from outbox.http.starlette import _EXCHANGE, IdempotencyMiddleware
 
 pytestmark = pytest.mark.as_app
 
@@ -204,3 +206,44 @@ def test_an_exception_is_undone_even_if_its_handler_answers_well(shop: Shop) -> 
 
     assert answer_of(app)[0]["status"] == 303
     assert shop.database.counts() == NOTHING
+
+
+# --- after the answer
+
+
+class KeepingWire(Wire):
+    """As servers do, it has the scope, which has what the app and its middleware keep there."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        super().__init__()
+        self.scope = scope
+
+
+@pytest.mark.parametrize("kind", ["first", "replayed", "refused"])
+def test_a_request_leaves_nothing_for_the_garbage_collector(shop: Shop, kind: str) -> None:
+    idempotency = idempotency_of(shop)
+
+    async def handler(request: Request) -> Response:
+        async with idempotency.claim(request):
+            shop.calls += 1
+            return JSONResponse({}, 201)
+
+    async def exchange(number: int) -> list[Any]:
+        key = [] if kind == "refused" else [(b"idempotency-key", b"retry-%d" % number)]
+        scope = scope_of(headers=[(b"authorization", b"ada-token"), *key])
+        wire = KeepingWire(scope)
+        await app(scope, wire.receive, wire.send)
+        return [weakref.ref(wire), weakref.ref(scope[_EXCHANGE])]
+
+    async def exchange_all() -> list[Any]:
+        await exchange(1)
+        return await exchange(2 if kind == "first" else 1)
+
+    app = app_of(handler)
+    gc.disable()
+    try:
+        left = asyncio.run(exchange_all())
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()
+    assert shop.calls == {"first": 2, "replayed": 1, "refused": 0}[kind]
