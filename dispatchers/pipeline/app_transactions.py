@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -118,9 +119,7 @@ class SettlementWorker:
 
     def note_claim(self, token: UUID, started: float) -> None:
         """Note a claim: leases with this token count from `started`, by the process's clock."""
-        for other, until in list(self._until.items()):
-            if until > started:
-                break
+        for other in [each for each, _ in takewhile(lambda claim: claim[1] <= started, self._until.items())]:
             del self._until[other]
         self._until[token] = started + self._usable_seconds
 

@@ -10,14 +10,16 @@ the request's record names its completion.
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from uuid import UUID
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, Select, delete, func, select, update
 
 from dispatchers.names import prefixes
 from outbox.sql.clock import clock
-from outbox.sql.dialect import dialect_of
+from outbox.sql.dialect import Dialect, dialect_of
 from outbox.sql.schema.identifiers import quoted_table
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import MAX_STATEMENTS, Tables
 from outbox.sql.statements import read_by_index
 
 MAX_TAKE_OVER = 1000  # in one transaction
@@ -55,13 +57,17 @@ def take_over(connection: Connection, tables: Tables, names: Collection[str]) ->
     """Make the entries due that wait for one of these callbacks; returns how many."""
     read_by_index(connection)
     queue = tables.queue
-    of_these = dialect_of(connection).among(queue.c.callback, sorted(names))
-    waits = of_these, queue.c.lease_token.is_(None), queue.c.due_at > clock()
-    waiting = select(queue.c.id).where(*waits).limit(MAX_TAKE_OVER).with_for_update(skip_locked=True)
-    ids = connection.execute(waiting).scalars().all()
+    ids = connection.execute(_waiting(dialect_of(connection), tables, tuple(sorted(names)))).scalars().all()
     if ids:
         connection.execute(update(queue).where(queue.c.id.in_(ids)).values(due_at=clock()))
     return len(ids)
+
+
+@lru_cache(MAX_STATEMENTS)
+def _waiting(dialect: Dialect, tables: Tables, names: tuple[str, ...]) -> Select[UUID]:
+    queue = tables.queue
+    waits = dialect.among(queue.c.callback, names), queue.c.lease_token.is_(None), queue.c.due_at > clock()
+    return select(queue.c.id).where(*waits).limit(MAX_TAKE_OVER).with_for_update(skip_locked=True)
 
 
 def forget(connection: Connection, tables: Tables, name: str) -> int | None:

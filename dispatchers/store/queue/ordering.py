@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, bindparam, delete, select, update
+from sqlalchemy import Connection, Delete, Row, bindparam, delete, select, update
 
 from dispatchers.store.queue.queue_update import queue_update
 from dispatchers.transitions import (
@@ -221,7 +221,13 @@ def _lift_blocks(connection: Connection, tables: Tables, delivered: Sequence[Cla
 
     One statement checks all entries: hardly any has blocked its group, and one statement for each took most of a drain's time.
     """
+    keys = {entry.ordering_key for entry in delivered}
+    connection.execute(_lifting(tables), {"keys": [*keys], "ids": [entry.id for entry in delivered]})
+
+
+@lru_cache(MAX_STATEMENTS)
+def _lifting(tables: Tables) -> Delete:
+    """Kept: the parameters of a list that is part of a statement refer to themselves, and wait for the garbage collector."""
     blocked = tables.blocked_group
-    in_their_groups = blocked.c.ordering_key.in_({entry.ordering_key for entry in delivered})
-    by_delivered = blocked.c.entry_id.in_([entry.id for entry in delivered])
-    connection.execute(delete(blocked).where(in_their_groups, by_delivered))
+    in_groups = blocked.c.ordering_key.in_(bindparam("keys", expanding=True))
+    return delete(blocked).where(in_groups, blocked.c.entry_id.in_(bindparam("ids", expanding=True)))

@@ -67,12 +67,18 @@ def free_stuck(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> l
     """
     if not ids:
         return []
+    found = [row for row in connection.execute(_checks(tables), {"ids": ids}) if row.is_stuck]
+    advance(connection, tables, [Place(row.ordering_key, row.position - 1) for row in found])
+    return sorted(row.ordering_key for row in found)
+
+
+@lru_cache(MAX_STATEMENTS)
+def _checks(tables: Tables) -> Select[Any]:
+    """The places of the entries `ids`, and whether each is stuck."""
     queue, blocked = tables.queue, tables.blocked_group
     has_block = exists().where(blocked.c.ordering_key == queue.c.ordering_key)
     is_first = queue.c.id == head_of(tables, queue.c.ordering_key).correlate(queue).scalar_subquery()
     # The conditions are columns: in WHERE, with stale statistics, the planner uses another index than that of the ids.
-    stuck = is_blocked(queue) & is_first & ~has_block
-    asked = select(queue.c.ordering_key, queue.c.position, stuck.label("is_stuck")).where(queue.c.id.in_(ids))
-    found = [row for row in connection.execute(asked) if row.is_stuck]
-    advance(connection, tables, [Place(row.ordering_key, row.position - 1) for row in found])
-    return sorted(row.ordering_key for row in found)
+    stuck = (is_blocked(queue) & is_first & ~has_block).label("is_stuck")
+    of_these = queue.c.id.in_(bindparam("ids", expanding=True))
+    return select(queue.c.ordering_key, queue.c.position, stuck).where(of_these)

@@ -111,16 +111,17 @@ def _admitted(
 
 
 def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> FlowStates:
-    destination = tables.destination
-    statement = (
-        select(destination, clock().label("now"))
-        .where(destination.c.name.in_(sorted(names)))
-        .order_by(destination.c.name)
-        .with_for_update(skip_locked=True)
-    )
-    rows = connection.execute(statement).all()
+    rows = connection.execute(_locking(tables), {"names": sorted(names)}).all()
     now = rows[0].now if rows else database_now(connection)
     return FlowStates(now, {row.name: _flow(row) for row in rows})
+
+
+@lru_cache(MAX_STATEMENTS)
+def _locking(tables: Tables) -> Select[Any]:
+    destination = tables.destination
+    named = destination.c.name.in_(bindparam("names", expanding=True))
+    rows = select(destination, clock().label("now")).where(named).order_by(destination.c.name)
+    return rows.with_for_update(skip_locked=True)
 
 
 def _write(connection: Connection, tables: Tables, rows: Mapping[str, FlowState]) -> None:

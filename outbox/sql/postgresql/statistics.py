@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, Table, text
 
-from outbox.sql.schema.identifiers import quoted, quoted_table
+from outbox.sql.schema.identifiers import quoted_table
 from outbox.sql.server_reports import Holder, ServerIdentity, TableHealth
 
 
 def read_identity(connection: Connection, meta: Table, *, reads_server: bool) -> ServerIdentity:
-    row = connection.execute(_SERVER if reads_server else _NO_SERVER, {"meta": quoted(meta.name, meta.schema)}).one()
+    row = connection.execute(_SERVER if reads_server else _NO_SERVER, {"meta": quoted_table(meta)}).one()
     return ServerIdentity(**row._mapping)
 
 
@@ -25,7 +25,7 @@ def read_tables(connection: Connection, tables: Sequence[Table]) -> list[TableHe
 
 
 def read_size(connection: Connection, table: Table) -> tuple[int | None, int]:
-    rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
+    rows, size_bytes = connection.execute(_SIZE, {"table": quoted_table(table)}).one()
     return rows, size_bytes
 
 
