@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import date, timedelta
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import UUID
@@ -199,7 +199,9 @@ class Heartbeats:
         add_counts(connection, self._store.tables, counts)
 
 
+@cache
 def _version() -> str:
+    """The version that runs, also after another was installed."""
     try:
         return version("sqlalchemy-outbox")
     except PackageNotFoundError:  # a checkout that is not installed

@@ -1,5 +1,7 @@
 """What the adapters take for an answer in HTTP/1.1, and after which answers a connection may be used again."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -221,6 +223,20 @@ def test_a_connection_that_ends_before_the_head_does_is_no_answer() -> None:
 
     with pytest.raises(httpx.RemoteProtocolError):
         reader.feed(b"")
+
+
+def test_a_broken_connection_leaves_nothing_for_the_garbage_collector() -> None:
+    reader = AnswerReader(MAX_BODY_BYTES)
+    left = weakref.ref(reader)
+    with pytest.raises(httpx.RemoteProtocolError):
+        reader.feed(b"")
+
+    gc.disable()
+    try:
+        del reader
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 # --- what is kept of it

@@ -102,11 +102,12 @@ class AnswerReader:
                 self._close()
         except (HttpParserError, HttpParserUpgrade):
             if self.status is None:
+                self._parser = None  # it refers to this reader
                 raise httpx.RemoteProtocolError("no head of an answer in HTTP/1.1 came") from None
             self.is_followed = self.is_followed or self.ended
             self.has_left_overs = self.ended = True
         if self.ended:
-            self._parser = None  # it refers to this reader
+            self._parser = None
 
     def _parse(self, data: memoryview) -> None:
         if self.status is None:
