@@ -248,7 +248,7 @@ class Exchange:
         await in_session(session, Session.close, has_thread=True)
 
     def release(self) -> None:
-        """End it for good, after the app has returned: what the app still sends is dropped.
+        """End it after the app has returned: what the app still sends is dropped.
 
         The server's functions refer to the request's scope, which refers to this. With them the session and all that the request
         has made would stay until the garbage collector runs.
