@@ -33,7 +33,8 @@ from outbox import migrations
 
 DATABASE = "soak"
 SAMPLES = 300  # over the whole run
-WARM_UP = 1 / 3  # of the samples: caches and pools fill, and the allocator finds its size
+WARM_UP = 1 / 3  # of the run: caches and pools fill, and the allocator finds its size
+WARM_UP_ORDERS = 30_000  # and at least so many: a process warms up by what it does, not by the time
 MAX_MB_AN_HOUR = 0.1
 REPEATED = 20  # one of so many orders is sent twice
 OLD_ENTRIES, OLD_AGE = 500, "400 days"  # before each sample, for retention
@@ -96,7 +97,8 @@ async def soak(server: Server, hours: float, rate: float) -> list[str]:
             samples = await sample_all(server, {"app": shop.process.pid, "dispatcher": dispatcher.pid}, hours)
             orders = await loading
             await wait_until_settled(server)
-    return [*memory_faults(samples), *effect_faults(service, orders)]
+    warm_up = max(hours * WARM_UP, WARM_UP_ORDERS / rate / 3600)
+    return [*memory_faults(samples, warm_up), *effect_faults(service, orders)]
 
 
 @asynccontextmanager
@@ -187,9 +189,14 @@ def slope(samples: Sequence[Sample]) -> float:
     )
 
 
-def memory_faults(samples: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
+def memory_faults(samples: Mapping[str, Sequence[Sample]], warm_up: float) -> Iterator[str]:
+    """warm_up: hours."""
     for name, each in samples.items():
-        growth = slope(each[int(len(each) * WARM_UP) :])
+        judged = [sample for sample in each if sample[0] > warm_up]
+        if len(judged) < len(each) / 3:
+            yield f"too short to judge the memory of the {name}: the warm-up takes {warm_up:.2f} hours of the run"
+            continue
+        growth = slope(judged)
         print(f"memory of the {name}: {each[-1][1]:.2f} MB, {growth:+.3f} MB an hour after the warm-up")
         if growth > MAX_MB_AN_HOUR:
             yield f"the memory of the {name} grows by more than {MAX_MB_AN_HOUR} MB an hour"

@@ -111,8 +111,15 @@ def test_a_soak_names_memory_that_grows_after_the_warm_up() -> None:
     warm = [(hour / 10, 100.0 + min(hour, 5)) for hour in range(30)]
     growing = [(hour / 10, 100.0 + hour) for hour in range(30)]
 
-    assert list(soak.memory_faults({"app": warm})) == []
-    assert list(soak.memory_faults({"app": growing})) == ["the memory of the app grows by more than 0.1 MB an hour"]
+    assert list(soak.memory_faults({"app": warm}, 1.0)) == []
+    assert list(soak.memory_faults({"app": growing}, 1.0)) == ["the memory of the app grows by more than 0.1 MB an hour"]
+
+
+def test_a_soak_of_few_orders_judges_no_memory() -> None:
+    flat = [(hour / 10, 100.0) for hour in range(30)]
+
+    (fault,) = soak.memory_faults({"app": flat}, 2.5)
+    assert fault == "too short to judge the memory of the app: the warm-up takes 2.50 hours of the run"
 
 
 def test_a_soak_names_effects_that_were_lost_or_doubled() -> None:
