@@ -306,7 +306,7 @@ def _why_missing(connection: Connection, tables: Tables, wanted: Filter, now: da
 def _matching(tables: Tables, wanted: Filter, now: datetime) -> Select[Any]:
     """The rows of entries that meet the filter, with what the rules ask for; the id comes first."""
     if wanted.is_ended:
-        of_all = row_conditions(tables, wanted, now) + entry_conditions(tables, wanted, now)
+        of_all = row_conditions(tables.settlement, wanted, now) + entry_conditions(tables, wanted, now)
         ended: Select[Any] = asking.ended(tables).where(*of_all)
         return ended
     return narrowed(tables, wanted, now, select(tables.queue))

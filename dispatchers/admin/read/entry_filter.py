@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, func, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, func, or_, select
 
 from dispatchers.admin.read.payload_filter import Member
 from dispatchers.store.records.queries import unreadable
@@ -136,18 +136,25 @@ def select_ids(tables: Tables, wanted: Filter, now: datetime) -> Select[UUID]:
     return narrowed(tables, wanted, now, select(wanted.rows(tables).c.id))
 
 
-def narrowed(tables: Tables, wanted: Filter, now: datetime, found: Selected) -> Selected:
-    """A statement about `wanted.rows`, with the filter's conditions."""
-    found = found.where(*row_conditions(tables, wanted, now))
+def narrowed(tables: Tables, wanted: Filter, now: datetime, found: Selected, row: FromClause | None = None) -> Selected:
+    """A statement about `wanted.rows`, with the filter's conditions. row: where its columns are, if not in that table itself."""
+    row = wanted.rows(tables) if row is None else row
+    found = found.where(*row_conditions(row, wanted, now))
     of_entry = entry_conditions(tables, wanted, now)
-    return (
-        found.join(tables.entry, tables.entry.c.id == wanted.rows(tables).c.id).where(*of_entry) if of_entry else found
-    )
+    return found.join(tables.entry, tables.entry.c.id == row.c.id).where(*of_entry) if of_entry else found
 
 
-def row_conditions(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
-    """The conditions that the entry's row of the queue, or its settlement, decides."""
-    return _of_settlement(tables, wanted, now) if wanted.is_ended else _of_queue(tables, wanted, now)
+def row_conditions(row: FromClause, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
+    """The conditions that the entry's row of the queue, or its settlement, decides. row: one of them, or a part of one."""
+    return _of_settlement(row, wanted, now) if wanted.is_ended else _of_queue(row, wanted, now)
+
+
+def compared_columns(row: FromClause, wanted: Filter) -> list[ColumnElement[Any]]:
+    """The columns of the row that the conditions may compare."""
+    names = {"state", "destination", "ordering_key", "due_at", "suspended_reason", "settled_at", "reason"}
+    if wanted.reason is not None:
+        names.add("outcome")  # it may be long
+    return [column for column in row.c if column.name in names]
 
 
 def entry_conditions(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
@@ -176,8 +183,7 @@ def instant_of(when: datetime | timedelta, now: datetime) -> datetime:
     return now - when if isinstance(when, timedelta) else when
 
 
-def _of_settlement(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
-    settlement = tables.settlement
+def _of_settlement(settlement: FromClause, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if set(wanted.states) < set(ENDED_STATES):
         conditions.append(settlement.c.state.in_(wanted.states))
@@ -188,8 +194,7 @@ def _of_settlement(tables: Tables, wanted: Filter, now: datetime) -> list[Column
     return conditions
 
 
-def _of_queue(tables: Tables, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
-    queue = tables.queue
+def _of_queue(queue: FromClause, wanted: Filter, now: datetime) -> list[ColumnElement[bool]]:
     given = {"destination": wanted.destination, "ordering_key": wanted.ordering_key}
     conditions = [queue.c[name] == value for name, value in given.items() if value is not None]
     if set(wanted.states) < set(WAITING_STATES):

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, func, literal, or_, select, true, union_all
+from sqlalchemy import Connection, FromClause, Select, func, literal, select, true, union_all
 
-from dispatchers.admin.read.entry_filter import Filter, instant_of, narrowed
+from dispatchers.admin.read.entry_filter import Filter, compared_columns, instant_of, narrowed
 from dispatchers.admin.read.keyset import following
 from dispatchers.admin.read.plain_values import Place
 from dispatchers.store.records.queries import destination_names
@@ -19,14 +19,13 @@ from outbox.sql.schema.tables import Tables
 from outbox.sql.statements import read_by_index
 from outbox.times import NEVER
 
-Rows: TypeAlias = Select[datetime, UUID]
+Rows: TypeAlias = Select[*tuple[Any, ...]]
+"""Each has `at` and `id`."""
 Narrow: TypeAlias = Callable[[Rows], Rows]
 Scan: TypeAlias = Callable[[Place[UUID] | None, int], Rows]
-"""The next rows of a list after a place, so many."""
-Read: TypeAlias = Callable[[Place[UUID] | None, int, int], tuple[list[Place[UUID]], Place[UUID] | None]]
-"""Reads so many rows of a list after a place. Returns the first of those that the filter selects, so many, and where the part
-ends; None if no row follows.
-"""
+"""The next rows of a list after a place, so many, with the columns that a filter compares."""
+Compare: TypeAlias = Callable[[FromClause, Rows], Rows]
+"""A statement about rows of a scan, with the filter's conditions."""
 
 
 class Places(NamedTuple):
@@ -47,74 +46,61 @@ def read_places(
     max_rows: int | None = None,
 ) -> Places:
     """A page of what `wanted` selects. max_rows: so many entries are compared with the filter; None for no bound."""
-    narrow = partial(narrowed, tables, wanted, now)
     if max_rows is not None or _are_uncertain(wanted):
         read_by_index(connection)
     if max_rows is None or _has_index(wanted):
+        narrow = partial(narrowed, tables, wanted, now)
         found = ordered(connection, tables, wanted, now, narrow, after=after, limit=max_entries + 1)
         places = _fetched(connection, found)
         return Places(places[:max_entries], places[max_entries - 1] if len(places) > max_entries else None)
-    if wanted.is_ended:
-        return _compare(_range_reader(connection, tables, wanted, now), max_entries, after, max_rows)
-    if not _are_uncertain(wanted):
+    if not (wanted.is_ended or _are_uncertain(wanted)):
         return _read_waiting(connection, tables, wanted, now, max_entries, after, max_rows)
+    columns = _with_columns(tables, wanted)
 
     def scan(after: Place[UUID] | None, limit: int) -> Rows:
-        return ordered(connection, tables, wanted, now, everything, after=after, limit=limit)
+        return ordered(connection, tables, wanted, now, columns, after=after, limit=limit)
 
-    return _compare(_join_reader(connection, tables, wanted, narrow, scan), max_entries, after, max_rows)
+    return _compare(connection, wanted, scan, _comparison(tables, wanted, now), max_entries, after, max_rows)
 
 
-def _compare(read: Read, max_entries: int, after: Place[UUID] | None, max_rows: int) -> Places:
+def _compare(
+    connection: Connection,
+    wanted: Filter,
+    scan: Scan,
+    compare: Compare,
+    max_entries: int,
+    after: Place[UUID] | None,
+    max_rows: int,
+) -> Places:
     """Compare the rows of a list with the filter, a part of the list after another, until the page is full.
 
-    The parts grow: a filter that selects much costs little, and one that selects little takes few statements.
+    The parts grow: a filter that selects much costs little, and one that selects little takes few statements. The limit of the
+    part keeps the conditions out of the choice of its index, also in a kept plan and with wrong statistics.
     """
     places: list[Place[UUID]] = []
     limit = max_entries + 1
     while True:
         limit = min(limit, max_rows)
-        found, last = read(after, limit, max_entries + 1 - len(places))
-        places += found
+        rows = scan(after, limit).subquery("scanned")
+        at = rows.c.at.desc() if wanted.is_ended else rows.c.at
+        part = select(rows.c.at, rows.c.id).order_by(at, rows.c.id)
+        places += _fetched(connection, compare(rows, part).limit(max_entries + 1 - len(places)))
         if len(places) > max_entries:
             return Places(places[:max_entries], places[max_entries - 1])
+        last = _fetched(connection, part.offset(limit - 1).limit(1))
         max_rows -= limit
-        if last is None or max_rows <= 0:
-            return Places(places, last)
-        after, limit = last, limit * 4
+        if not last or max_rows <= 0:
+            return Places(places, last[0] if last else None)
+        after, limit = last[0], limit * 4
 
 
-def _range_reader(connection: Connection, tables: Tables, wanted: Filter, now: datetime) -> Read:
-    """Reads a part of what has ended as one range of the index: rows that ended together lie together in the table."""
-    narrow = partial(narrowed, tables, wanted, now)
-    at, id = tables.settlement.c.settled_at, tables.settlement.c.id
-    since = None if wanted.since is None else instant_of(wanted.since, now)
-
-    def read(after: Place[UUID] | None, limit: int, wanted_places: int) -> tuple[list[Place[UUID]], Place[UUID] | None]:
-        whole = _ended(tables, everything, since, after, limit)
-        last = next(iter(_fetched(connection, whole.offset(limit - 1).limit(1))), None)
-        found = _ended(tables, narrow, since, after, wanted_places)
-        if last is not None:
-            found = found.where(at >= last.at, or_(at > last.at, id <= last.id))
-        return _fetched(connection, found), last
-
-    return read
+def _comparison(tables: Tables, wanted: Filter, now: datetime) -> Compare:
+    return lambda rows, found: narrowed(tables, wanted, now, found, rows)
 
 
-def _join_reader(connection: Connection, tables: Tables, wanted: Filter, narrow: Narrow, scan: Scan) -> Read:
-    """Reads a part of a list, and then each of its rows: the list is put together from several ranges of an index."""
-    row = wanted.rows(tables)
-
-    def read(after: Place[UUID] | None, limit: int, wanted_places: int) -> tuple[list[Place[UUID]], Place[UUID] | None]:
-        part = scan(after, limit)
-        rows = part.subquery("scanned")
-        found = narrow(select(rows.c.at, rows.c.id).join(row, row.c.id == rows.c.id))
-        places = _fetched(connection, found.order_by(rows.c.at, rows.c.id).limit(wanted_places))
-        if len(places) == wanted_places:
-            return places, None
-        return places, next(iter(_fetched(connection, part.offset(limit - 1).limit(1))), None)
-
-    return read
+def _with_columns(tables: Tables, wanted: Filter) -> Narrow:
+    columns = compared_columns(wanted.rows(tables), wanted)
+    return lambda rows: rows.add_columns(*columns)
 
 
 # --- what waits: first what has a due time
@@ -130,23 +116,29 @@ def _read_waiting(
     max_rows: int,
 ) -> Places:
     """Thousands may have no due time: uncertain, suspended and blocked ones. Their index has them in no order."""
-    narrow, reader = partial(narrowed, tables, wanted, now), partial(_join_reader, connection, tables, wanted)
+    compare, columns = _comparison(tables, wanted, now), _with_columns(tables, wanted)
     is_dated = not wanted.suspended and (after is None or after.at < NEVER)
     dated = Places([], None)
     if is_dated:
-        any_parent = replace(wanted, parent=None)  # `narrow` compares it
+        any_parent = replace(wanted, parent=None)  # `compare` compares it
+
+        def narrow(rows: Rows) -> Rows:
+            return columns(rows).where(tables.queue.c.due_at < NEVER)
 
         def due(after: Place[UUID] | None, limit: int) -> Rows:
-            return ordered(connection, tables, any_parent, now, _dated(tables), after=after, limit=limit)
+            return ordered(connection, tables, any_parent, now, narrow, after=after, limit=limit)
 
         of_each = max(max_rows // parts_of(connection, tables, wanted), max_entries + 1)
-        dated = _compare(reader(narrow, due), max_entries, after, of_each)
+        dated = _compare(connection, wanted, due, compare, max_entries, after, of_each)
         if dated.next is not None:
             return dated
     left = max_entries - len(dated.places)
-    undated, scan = _undated_scan(connection, tables, wanted, max_rows)
-    read = reader(lambda rows: undated(narrow(rows)), scan)
-    found = _compare(read, max(left, 1), None if is_dated else after, max_rows)
+
+    def compare_undated(rows: FromClause, found: Rows) -> Rows:
+        return compare(rows, found).where(rows.c.due_at == NEVER)
+
+    scan, start = _undated_scan(connection, tables, wanted, max_rows), None if is_dated else after
+    found = _compare(connection, wanted, scan, compare_undated, max(left, 1), start, max_rows)
     if left == 0:
         return Places(dated.places, dated.places[-1] if found.places or found.next else None)
     return Places([*dated.places, *found.places], found.next)
@@ -161,22 +153,15 @@ def parts_of(connection: Connection, tables: Tables, wanted: Filter) -> int:
     return max(connection.execute(select(func.count(names.c.name))).scalar_one(), 1)
 
 
-def _dated(tables: Tables) -> Narrow:
-    return lambda rows: rows.where(tables.queue.c.due_at < NEVER)
-
-
-def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_rows: int) -> tuple[Narrow, Scan]:
+def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_rows: int) -> Scan:
     """How those without a due time are read, by their ids. Few of them: all, by the queue's index. Many: the whole queue by its
     primary key, in which they are then not far apart.
     """
     queue = tables.queue
-    id, is_undated = queue.c.id, queue.c.due_at == NEVER
-
-    def undated(rows: Rows) -> Rows:
-        return rows.where(is_undated)
+    id, is_undated, columns = queue.c.id, queue.c.due_at == NEVER, _with_columns(tables, wanted)
 
     def one_by_one(after: Place[UUID] | None, limit: int) -> Rows:
-        rows = select(literal(NEVER, Instant).label("at"), id)
+        rows = columns(select(literal(NEVER, Instant).label("at"), id))
         return (rows if after is None else rows.where(id > after.id)).order_by(id).limit(limit)
 
     def all_at_once(after: Place[UUID] | None, limit: int) -> Rows:
@@ -195,7 +180,7 @@ def _undated_scan(connection: Connection, tables: Tables, wanted: Filter, max_ro
         some = select(each.c.id).select_from(names.join(each, true()))
     counted = select(func.count()).select_from(some.limit(max_rows).subquery())
     are_few = connection.execute(counted).scalar_one() < max_rows
-    return undated, all_at_once if are_few else one_by_one
+    return all_at_once if are_few else one_by_one
 
 
 def _fetched(connection: Connection, found: Rows) -> list[Place[UUID]]:
@@ -273,8 +258,8 @@ def _doubtful(tables: Tables, narrow: Narrow, after: Place[UUID] | None, limit: 
         sent.order_by(at, id).limit(limit).subquery("sent"),
         unsent.order_by(at, id).limit(limit).subquery("unsent"),
     ]
-    both = union_all(*(select(part.c.at, part.c.id) for part in parts)).subquery("doubtful")
-    return select(both.c.at, both.c.id).order_by(both.c.at, both.c.id).limit(limit)
+    both = union_all(*(select(*part.c) for part in parts)).subquery("doubtful")
+    return select(*both.c).order_by(both.c.at, both.c.id).limit(limit)
 
 
 def _waiting(
@@ -306,6 +291,4 @@ def _of_each_destination(tables: Tables, found: Rows, limit: int) -> Rows:
     """The first of all, from the first of each: the queue's index begins with the destination."""
     names = destination_names(tables)
     each: Any = found.where(tables.queue.c.destination == names.c.name).correlate(names).lateral("each")
-    return (
-        select(each.c.at, each.c.id).select_from(names.join(each, true())).order_by(each.c.at, each.c.id).limit(limit)
-    )
+    return select(*each.c).select_from(names.join(each, true())).order_by(each.c.at, each.c.id).limit(limit)
