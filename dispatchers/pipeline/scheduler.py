@@ -175,16 +175,12 @@ class Scheduler:
         """The settings whose budgets are used up now, with the destinations that wait for them. `max_in_flight` has no names,
         because all destinations wait for it.
         """
-        claimed = [each for each in self._of.values() if each.claimed]
+        full = [each.name for each in self._of.values() if each.called_back and not self._pace.free_of(each)]
         waiting = {
-            "callback_concurrency": [
-                each.name for each in claimed if self.destinations.has_callbacks(each) and not self._pace.free_of(each)
-            ],
-            "concurrency": [each.name for each in claimed if each.claimed >= each.permits],
+            "callback_concurrency": {*full, *(() if self._pace.free else self._turns.held)},
+            "concurrency": [each.name for each in self._of.values() if each.claimed and each.claimed >= each.permits],
             "fleet": [] if self.destinations.share is None else self.destinations.share.waiting,
         }
-        if not self._pace.free:
-            waiting["callback_concurrency"] = [*self._turns.held]
         found = {setting: sorted(names)[:MAX_WAITING_NAMED] for setting, names in waiting.items() if names}
         return found | ({"max_in_flight": []} if self.destinations.free <= 0 else {})
 

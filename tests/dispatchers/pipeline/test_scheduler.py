@@ -205,6 +205,30 @@ def test_each_of_hundreds_that_wait_for_callbacks_is_named() -> None:
     assert len(scheduler.used_up["callback_concurrency"]) > 400
 
 
+def test_a_half_that_is_used_up_is_named_while_a_claim_asks_for_the_rest() -> None:
+    pace = CallbackPace(1, timedelta(seconds=10))
+    scheduler = Scheduler(["bank"], Destinations(permits=9, permits_in_all=9, pace=pace, called_back=["bank", "idle"]))
+    quotas = scheduler.next_quotas(0)
+    scheduler.destinations.reserve_callbacks("bank", max_entries(quotas))  # as a claim's entries do
+    scheduler.note_claim(quotas, [claimed("bank")] * max_entries(quotas))
+    assert scheduler.used_up["callback_concurrency"] == ["bank"]
+
+    scheduler.hint(["idle"])
+    scheduler.next_quotas(0)
+
+    assert not pace.free
+    assert "bank" in scheduler.used_up["callback_concurrency"]
+
+
+def test_callbacks_of_entries_that_are_not_sent_use_up_the_budget_too() -> None:
+    pace = CallbackPace(1, timedelta(seconds=10))
+    scheduler = Scheduler(["bank"], Destinations(permits=9, permits_in_all=9, pace=pace, called_back=["bank"]))
+
+    scheduler.destinations.reserve_callbacks("bank", pace.max_entries)
+
+    assert scheduler.used_up == {"callback_concurrency": ["bank"]}
+
+
 def test_a_claim_looks_at_some_only_of_very_many_that_are_shut() -> None:
     names = [f"d{number:05}" for number in range(3 * MAX_LOOKED_AT)]
     destinations = Destinations(permits=10, permits_in_all=10)
