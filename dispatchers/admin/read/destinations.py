@@ -8,16 +8,17 @@ from typing import Any
 from sqlalchemy import CTE, Connection, Row, ScalarSelect, Select, func, select
 
 from dispatchers.admin.read.counts import EXACT_ZERO, MAX_COUNTED, Count, planned_rows
-from dispatchers.admin.read.dispatchers import served_destinations
+from dispatchers.admin.read.dispatchers import live, served_destinations
 from dispatchers.admin.read.waiting_reasons import why_waiting
 from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.queue.throttling import is_throttled
-from dispatchers.store.records.heartbeats import read_dispatchers
+from dispatchers.store.records.heartbeats import DispatcherSeen, read_dispatchers
 from dispatchers.store.records.queries import (
     found_destinations,
     is_claimable,
     of_each_destination,
     read_lags,
+    rows_of_each,
 )
 from outbox.sql.clock import clock, database_now
 from outbox.sql.schema.tables import Tables
@@ -109,11 +110,18 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
         for name in sorted({*counts, *rows, *served_destinations(dispatchers)})
     ]
     suspended = connection.execute(select(tables.meta.c.suspended_reason)).scalar()
+    operations = _operations_of(connection, tables, states, dispatchers, now)
     states = [
         replace(
             state,
             waits_because=why_waiting(
-                state.name, rows.get(state.name), now, dispatchers, suspended, permits_taken=state.permits_taken
+                state.name,
+                rows.get(state.name),
+                now,
+                dispatchers,
+                suspended,
+                permits_taken=state.permits_taken,
+                operations=operations.get(state.name, ()),
             ),
         )
         if state.due and not _is_throttled(state)
@@ -186,6 +194,31 @@ def _due(tables: Tables, name: Any, now: datetime) -> Select[Any]:
     queue = tables.queue
     due = queue.c.destination == name, queue.c.due_at <= now, queue.c.known.is_(None)
     return select(queue.c.id).where(*due, is_claimable(tables, now))
+
+
+def _operations_of(
+    connection: Connection,
+    tables: Tables,
+    states: Sequence[DestinationState],
+    dispatchers: Sequence[DispatcherSeen],
+    now: datetime,
+) -> dict[str, set[str]]:
+    """The operations of the first due entries, if the names of destinations do not show who serves them."""
+    served = served_destinations(dispatchers)
+    unclear = [each.name for each in states if each.due and service_of(each.name) not in served]
+    if not unclear or not live(dispatchers):
+        return {}
+    queue, entry, most = tables.queue, tables.entry, max(min(COUNTED_IN_ALL // len(states), COUNTED_OF_ONE_MIN), 1)
+
+    def first(name: Any, names: CTE) -> Select[*tuple[Any, ...]]:
+        due = queue.c.destination == name, queue.c.due_at <= now, is_claimable(tables, now)
+        asked = select(entry.c.operation).join_from(queue, entry, entry.c.id == queue.c.id).where(*due)
+        return asked.order_by(queue.c.due_at).limit(most).correlate(names)
+
+    found: dict[str, set[str]] = {}
+    for name, operation in rows_of_each(connection, tables, unclear, first):
+        found.setdefault(name, set()).add(operation)
+    return found
 
 
 def _count_decided(connection: Connection, tables: Tables) -> dict[str, int]:

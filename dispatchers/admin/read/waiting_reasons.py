@@ -1,10 +1,10 @@
 """Why entries of a destination that are due are not claimed. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from dispatchers.admin.read.dispatchers import live, some_of
+from dispatchers.admin.read.dispatchers import is_served, live, served_destinations, some_of
 from dispatchers.flow_control.state import service_of
 from dispatchers.store.records.heartbeats import DispatcherSeen
 
@@ -28,18 +28,20 @@ def why_waiting(
     suspended: str | None,
     *,
     permits_taken: int,
+    operations: Collection[str] = (),
 ) -> str | None:
     """Why nothing is claimed for destination `name`, apart from a pause, a cooldown and the breaker; None if nothing is known.
 
-    row: of the destination, or None. suspended: why sending is suspended, if it is. A budget counts only if it is used up in each
-    live dispatcher that serves the destination, when it last reported.
+    row: of the destination, or None. suspended: why sending is suspended, if it is. operations: of its first due entries, if its
+    name does not show who serves it: `enqueue` may give an operation any destination. A budget counts only if it is used up in
+    each live dispatcher that serves the destination, when it last reported.
     """
     if suspended is not None:
         return f"{SUSPENDED}: {suspended}"
     running = live(dispatchers)
     if not running:
         return NO_DISPATCHER
-    serving = [each for each in running if not each.is_readable or _serves(each, name)]
+    serving = [each for each in running if not each.is_readable or _serves(each, name, operations)]
     if not serving:
         return UNSERVED
     if row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
@@ -56,8 +58,9 @@ def why_waiting(
     return "; ".join(f"{text} ({some_of(names)})" for text, names in by_text.items())
 
 
-def _serves(dispatcher: DispatcherSeen, name: str) -> bool:
-    return any(operation.partition(".")[0] == service_of(name) for operation in dispatcher.operations)
+def _serves(dispatcher: DispatcherSeen, name: str, operations: Collection[str]) -> bool:
+    is_named = service_of(name) in served_destinations([dispatcher])
+    return is_named or any(is_served(operation, [dispatcher]) for operation in operations)
 
 
 def _used_up(dispatcher: DispatcherSeen, name: str) -> Iterator[str]:

@@ -101,6 +101,20 @@ def why_of(database: Database) -> Mapping[str, str | None]:
     return {state.name: state.waits_because for state in found}
 
 
+def test_a_destination_of_any_name_is_served_by_who_serves_its_operation(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "http.hooks.send", destination="hooks:a")
+    put(database, ob, "http.hooks.send", destination="hooks:b")
+    put(database, ob, "crm.upsrt", destination="typed")
+    working = dispatcher(database, ob, adapters={"http": MemoryAdapter()}, limits={"hooks": Limits(concurrency=1)})
+    working._loops._scheduler.destinations.reserve(fresh(destination="hooks:a"))
+    asyncio.run(working.heartbeats.beat())
+
+    found = why_of(database)
+
+    assert (found["hooks:a"] or "").startswith("its concurrency is used up")
+    assert (found["hooks:b"], found["typed"]) == (None, "no live dispatcher serves it")
+
+
 def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: Database, ob: outbox.Outbox) -> None:
     effects, gate = Operations(), Gate()
     for name in ("bank", "crm"):
