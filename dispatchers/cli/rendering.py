@@ -97,7 +97,7 @@ def decided(count: int, found: "Overview") -> str:
         return f"{many}: a dispatcher settles them after `outbox resume --after-restore`"
     if not any(each.is_live for each in found.dispatchers):
         return f"{many}: no running dispatcher reports itself; the next one settles them without a send"
-    return f"{many}: a running dispatcher settles them within a second or two, without a send"
+    return f"{many}: a running dispatcher settles them without a send; `outbox destinations` says what they wait for"
 
 
 def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":

@@ -76,7 +76,8 @@ def waiting(destinations: Sequence[DestinationState]) -> Iterator[Finding]:
     for each in destinations:
         waits = timedelta(seconds=each.oldest_due_seconds or 0)
         why = each.waits_because or ""
-        if why and waits > UNCLAIMED and not why.startswith((NO_DISPATCHER, UNSERVED, SUSPENDED)):
+        has_longer = each.is_throttled and each.due  # what a pause or the like keeps may have waited longer
+        if why and waits > UNCLAIMED and not has_longer and not why.startswith((NO_DISPATCHER, UNSERVED, SUSPENDED)):
             late.setdefault(why, []).append(each)
     for why, states in late.items():
         longest = _seconds(max(each.oldest_due_seconds or 0 for each in states))
@@ -86,7 +87,7 @@ def waiting(destinations: Sequence[DestinationState]) -> Iterator[Finding]:
             check="waiting",
             severity="warning",
             text=f"entries have been due for up to {longest}: {why}; destinations: {names}{more}",
-            meaning="entries come faster than they are sent",
+            meaning="entries come faster than they are sent or settled",
             remedy="raise the setting that is named, make the callbacks or the service faster, or start more dispatchers",
         )
 

@@ -41,7 +41,8 @@ class DestinationState:
     max_permits: the limit of concurrent sends of all dispatchers together.
     permits_taken: how many of these permits are in use.
     decided_by, decided_at: who paused or resumed it last, and when.
-    waits_because: why the due entries are not claimed, if that is known, and if it is not paused or throttled.
+    waits_because: why the due entries are not claimed, if that is known, and if it is not paused or throttled; else why the
+        decided ones are not settled.
     """
 
     name: str
@@ -61,6 +62,11 @@ class DestinationState:
     decided_by: str | None
     decided_at: datetime | None
     waits_because: str | None
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether it is paused, or waits for a cooldown or a probe."""
+        return self.paused or self.cooldown_until is not None or self.breaker != "closed"
 
 
 NOT_SENT_SHOWN = 5
@@ -122,9 +128,10 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
                 suspended,
                 permits_taken=state.permits_taken,
                 operations=operations.get(state.name, ()),
+                are_sent=state.due > 0 and not state.is_throttled,
             ),
         )
-        if state.due and not _is_throttled(state)
+        if state.decided or (state.due and not state.is_throttled)
         else state
         for state in states
     ]
@@ -162,13 +169,9 @@ def most_urgent(destinations: Sequence[DestinationState], max_shown: int = MAX_S
     if len(destinations) <= max_shown:
         return list(destinations)
     by_need = sorted(
-        destinations, key=lambda each: (not _is_throttled(each), each.waits_because is None, -each.due, each.name)
+        destinations, key=lambda each: (not each.is_throttled, each.waits_because is None, -each.due, each.name)
     )
     return sorted(by_need[:max_shown], key=lambda each: each.name)
-
-
-def _is_throttled(state: DestinationState) -> bool:
-    return state.paused or state.cooldown_until is not None or state.breaker != "closed"
 
 
 def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[str, Count]:
@@ -205,7 +208,7 @@ def _operations_of(
 ) -> dict[str, set[str]]:
     """The operations of the first due entries, if the names of destinations do not show who serves them."""
     served = served_destinations(dispatchers)
-    unclear = [each.name for each in states if each.due and service_of(each.name) not in served]
+    unclear = [each.name for each in states if (each.due or each.decided) and service_of(each.name) not in served]
     if not unclear or not live(dispatchers):
         return {}
     queue, entry, most = tables.queue, tables.entry, max(min(COUNTED_IN_ALL // len(states), COUNTED_OF_ONE_MIN), 1)

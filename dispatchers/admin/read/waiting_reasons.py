@@ -29,12 +29,14 @@ def why_waiting(
     *,
     permits_taken: int,
     operations: Collection[str] = (),
+    are_sent: bool = True,
 ) -> str | None:
     """Why nothing is claimed for destination `name`, apart from a pause, a cooldown and the breaker; None if nothing is known.
 
     row: of the destination, or None. suspended: why sending is suspended, if it is. operations: of its first due entries, if its
     name does not show who serves it: `enqueue` may give an operation any destination. A budget counts only if it is used up in
-    each live dispatcher that serves the destination, when it last reported.
+    each live dispatcher that serves the destination, when it last reported. are_sent: False if it has only entries whose end is
+    stored; they wait for nothing but their callbacks.
     """
     if suspended is not None:
         return f"{SUSPENDED}: {suspended}"
@@ -44,11 +46,12 @@ def why_waiting(
     serving = [each for each in running if not each.is_readable or _serves(each, name, operations)]
     if not serving:
         return UNSERVED
-    if row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
+    if are_sent and row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
         return f"all {row.max_permits} permits of total_concurrency are in use"
-    if row is not None and row.rate_at is not None and row.rate_at > now:
+    if are_sent and row is not None and row.rate_at is not None and row.rate_at > now:
         return f"its rate of {row.rate_per_second:g}/s is used up"
-    budgets = {each.name: list(_used_up(each, name)) for each in serving}
+    settings = _BUDGETS.keys() if are_sent else ("callback_concurrency",)
+    budgets = {each.name: list(_used_up(each, name, settings)) for each in serving}
     if not all(budgets.values()):
         return None
     by_text: dict[str, list[str]] = {}
@@ -63,7 +66,7 @@ def _serves(dispatcher: DispatcherSeen, name: str, operations: Collection[str]) 
     return is_named or any(is_served(operation, [dispatcher]) for operation in operations)
 
 
-def _used_up(dispatcher: DispatcherSeen, name: str) -> Iterator[str]:
+def _used_up(dispatcher: DispatcherSeen, name: str, settings: Collection[str]) -> Iterator[str]:
     for setting, names in dispatcher.used_up.items():
-        if setting in _BUDGETS and (not names or name in names):
+        if setting in settings and (not names or name in names):
             yield _BUDGETS[setting].format(value=dispatcher.settings.get(setting))

@@ -12,12 +12,14 @@ from support.cli_runner import succeeded
 from support.dashboard import Browser, dashboard
 from support.database import TABLES, Database
 from support.decide import fresh
+from support.decisions import decide
 from support.doctor import examined
 from support.entries import age, dispatcher, put, until_true
 
 import outbox
 from dispatchers import Delivered, Limits, Operations
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decide.decisions import cancel, pause
 from dispatchers.admin.read.destinations import read_destinations
 from dispatchers.admin.read.waiting_reasons import why_waiting
 from dispatchers.store.records.heartbeats import DispatcherSeen
@@ -144,6 +146,43 @@ def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: 
         assert "waits: its callbacks take all that callback_concurrency=1 allows" in printed
 
     asyncio.run(main())
+
+
+def test_callbacks_are_named_for_entries_that_are_cancelled_while_sends_are_paused(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    effects, gate = Operations(), Gate()
+    effects.operation("bank.do")(lambda delivery: Delivered())
+    effects.on_settled("bank.do")(gate)
+    for id in put(postgresql, ob, "bank.do", count=60):
+        decide(postgresql, cancel, id)
+    with postgresql.engine.begin() as connection:
+        pause(connection, TABLES, "bank", actor="ada", reason="their provider is moving")
+    working = dispatcher(
+        postgresql, ob, include=[effects], callback_concurrency=1, callback_timeout=timedelta(seconds=50)
+    )
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: len(working._loops.used_up()) > 0 and gate.entered == 1)
+        await working.heartbeats.beat()
+        found = await asyncio.to_thread(why_of, postgresql)
+        gate.opened.set()
+        stopping.set()
+        await pump
+        assert (found["bank"] or "").startswith("its callbacks take all that callback_concurrency=1 allows (")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("setting", "is_named"), [("callback_concurrency", True), ("concurrency", False)])
+def test_entries_that_are_not_sent_wait_for_callbacks_only(setting: str, is_named: bool) -> None:
+    busy = row(max_permits=3, rate_at=SOON, rate_per_second=0.5)
+
+    found = why_waiting("crm", busy, NOW, [seen(**{setting: ["crm"]})], None, permits_taken=3, are_sent=False)
+
+    assert (found is not None) is is_named
 
 
 def test_doctor_names_what_has_waited_for_more_than_a_minute(postgresql: Database, ob: outbox.Outbox) -> None:
