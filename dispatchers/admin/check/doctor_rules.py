@@ -10,7 +10,7 @@ from dispatchers.admin.read.dispatchers import differences, live, readable
 from dispatchers.admin.read.incidents import UNCLAIMED
 from dispatchers.admin.read.overview import Unregistered, Unserved
 from dispatchers.admin.read.schedules import ScheduleState
-from dispatchers.admin.read.waiting_reasons import NO_DISPATCHER, SUSPENDED, UNSERVED
+from dispatchers.admin.read.waiting_reasons import NO_CALLBACK, NO_DISPATCHER, SUSPENDED, UNSERVED
 from dispatchers.names import prefixes
 from dispatchers.store.app_code.callback_registry import CallbackOnRecord
 from dispatchers.store.records.heartbeats import DispatcherSeen
@@ -77,7 +77,8 @@ def waiting(destinations: Sequence[DestinationState]) -> Iterator[Finding]:
         waits = timedelta(seconds=each.oldest_due_seconds or 0)
         why = each.waits_because or ""
         has_longer = each.is_throttled and each.due  # what a pause or the like keeps may have waited longer
-        if why and waits > UNCLAIMED and not has_longer and not why.startswith((NO_DISPATCHER, UNSERVED, SUSPENDED)):
+        is_of_others = why.startswith((NO_CALLBACK, NO_DISPATCHER, UNSERVED, SUSPENDED))
+        if why and waits > UNCLAIMED and not (has_longer or is_of_others):
             late.setdefault(why, []).append(each)
     for why, states in late.items():
         longest = _seconds(max(each.oldest_due_seconds or 0 for each in states))

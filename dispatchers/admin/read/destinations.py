@@ -107,7 +107,7 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
         _state(
             name,
             counts.get(name, EXACT_ZERO),
-            decided.get(name, 0),
+            sum(decided.get(name, {}).values()),
             lags.get(name),
             rows.get(name),
             now,
@@ -129,6 +129,7 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
                 permits_taken=state.permits_taken,
                 operations=operations.get(state.name, ()),
                 are_sent=state.due > 0 and not state.is_throttled,
+                callbacks=[callback for callback in decided.get(state.name, ()) if callback is not None],
             ),
         )
         if state.decided or (state.due and not state.is_throttled)
@@ -224,11 +225,17 @@ def _operations_of(
     return found
 
 
-def _count_decided(connection: Connection, tables: Tables) -> dict[str, int]:
-    """Count the entries whose outcome is known, by an index that contains only these; mostly there are none."""
-    known = tables.queue.c.known
-    counted = select(known, func.count()).where(known.is_not(None)).group_by(known)
-    return {row[0]: row[1] for row in connection.execute(counted)}
+def _count_decided(connection: Connection, tables: Tables) -> dict[str, dict[str | None, int]]:
+    """Count the entries whose outcome is known, by an index that contains only these; mostly there are none.
+
+    By destination, and by the callback for which a dispatcher without it has left them to others.
+    """
+    known, callback = tables.queue.c.known, tables.queue.c.callback
+    counted = select(known, callback, func.count()).where(known.is_not(None)).group_by(known, callback)
+    found: dict[str, dict[str | None, int]] = {}
+    for name, missing, count in connection.execute(counted):
+        found.setdefault(name, {})[missing] = count
+    return found
 
 
 def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:

@@ -11,6 +11,7 @@ from dispatchers.store.records.heartbeats import DispatcherSeen
 NO_DISPATCHER = "no dispatcher is live"
 UNSERVED = "no live dispatcher serves it"
 SUSPENDED = "sending is suspended"
+NO_CALLBACK = "no live dispatcher has the callback"
 
 _BUDGETS = {
     "callback_concurrency": "its callbacks take all that callback_concurrency={value} allows",
@@ -30,13 +31,14 @@ def why_waiting(
     permits_taken: int,
     operations: Collection[str] = (),
     are_sent: bool = True,
+    callbacks: Collection[str] = (),
 ) -> str | None:
     """Why nothing is claimed for destination `name`, apart from a pause, a cooldown and the breaker; None if nothing is known.
 
     row: of the destination, or None. suspended: why sending is suspended, if it is. operations: of its first due entries, if its
     name does not show who serves it: `enqueue` may give an operation any destination. A budget counts only if it is used up in
     each live dispatcher that serves the destination, when it last reported. are_sent: False if it has only entries whose end is
-    stored; they wait for nothing but their callbacks.
+    stored; they wait for nothing but their callbacks. callbacks: those that dispatchers without them have left to others.
     """
     if suspended is not None:
         return f"{SUSPENDED}: {suspended}"
@@ -46,13 +48,18 @@ def why_waiting(
     serving = [each for each in running if not each.is_readable or _serves(each, name, operations)]
     if not serving:
         return UNSERVED
+    if not are_sent and callbacks and all(each.is_readable for each in running):
+        missing = sorted(set(callbacks).difference(*map(_callbacks, running)))
+        if missing:
+            return f"{NO_CALLBACK} {some_of(missing)}"
+        serving = [each for each in serving if not _callbacks(each).isdisjoint(callbacks)]
     if are_sent and row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
         return f"all {row.max_permits} permits of total_concurrency are in use"
     if are_sent and row is not None and row.rate_at is not None and row.rate_at > now:
         return f"its rate of {row.rate_per_second:g}/s is used up"
     settings = _BUDGETS.keys() if are_sent else ("callback_concurrency",)
     budgets = {each.name: list(_used_up(each, name, settings)) for each in serving}
-    if not all(budgets.values()):
+    if not (budgets and all(budgets.values())):
         return None
     by_text: dict[str, list[str]] = {}
     for dispatcher, texts in budgets.items():
@@ -64,6 +71,10 @@ def why_waiting(
 def _serves(dispatcher: DispatcherSeen, name: str, operations: Collection[str]) -> bool:
     is_named = service_of(name) in served_destinations([dispatcher])
     return is_named or any(is_served(operation, [dispatcher]) for operation in operations)
+
+
+def _callbacks(dispatcher: DispatcherSeen) -> set[str]:
+    return set(dispatcher.settings.get("callbacks", ()))
 
 
 def _used_up(dispatcher: DispatcherSeen, name: str, settings: Collection[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from support.database import TABLES, Database
 from support.decide import fresh
 from support.decisions import decide
 from support.doctor import examined
-from support.entries import age, dispatcher, put, until_true
+from support.entries import age, dispatcher, put, run_once, until_true
 
 import outbox
 from dispatchers import Delivered, Limits, Operations
@@ -183,6 +183,38 @@ def test_entries_that_are_not_sent_wait_for_callbacks_only(setting: str, is_name
     found = why_waiting("crm", busy, NOW, [seen(**{setting: ["crm"]})], None, permits_taken=3, are_sent=False)
 
     assert (found is not None) is is_named
+
+
+def test_the_callback_that_no_live_dispatcher_has_is_named(postgresql: Database, ob: outbox.Outbox) -> None:
+    older, newer = Operations(), Operations()
+    for effects in (older, newer):
+        effects.operation("bank.do")(lambda delivery: Delivered())
+    newer.on_settled("bank.do")(lambda session, settlement: None)
+    run_once(postgresql, ob, include=[newer])  # it records its callback, and leaves
+    put(postgresql, ob, "bank.do", count=2)
+    working = dispatcher(postgresql, ob, include=[older])
+    asyncio.run(working.run_once())
+    asyncio.run(working.heartbeats.beat())
+
+    assert why_of(postgresql)["bank"] == "no live dispatcher has the callback on_settled bank.do"
+
+
+def test_the_budget_of_a_dispatcher_without_the_callback_does_not_count() -> None:
+    having = seen(callback_concurrency=["crm"])
+    having.settings["callbacks"] = ["on_settled crm.do"]
+
+    found = why_waiting(
+        "crm",
+        None,
+        NOW,
+        [having, seen("web-2")],
+        None,
+        permits_taken=0,
+        are_sent=False,
+        callbacks=["on_settled crm.do"],
+    )
+
+    assert found == "its callbacks take all that callback_concurrency=4 allows (web-1:7)"
 
 
 def test_doctor_names_what_has_waited_for_more_than_a_minute(postgresql: Database, ob: outbox.Outbox) -> None:
