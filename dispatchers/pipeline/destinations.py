@@ -125,11 +125,13 @@ class CallbackPace:
     """How many entries with callbacks may be claimed: as many as callbacks can settle before the leases end.
 
     at_once: how many callbacks run at the same time. usable: the lease without the margin: callbacks may use half of it, sends
-    the other half. seconds_each: the average duration of a callback. claimed: how many such entries are claimed, or asked for.
+    the other half. most: how many entries may be claimed in all, however short the callbacks are, unless fewer than the callbacks
+    need. seconds_each: the average duration of a callback. claimed: how many such entries are claimed, or asked for.
     """
 
-    def __init__(self, at_once: int, usable: timedelta) -> None:
+    def __init__(self, at_once: int, usable: timedelta, most: int = UNLIMITED) -> None:
         self._at_once = at_once
+        self._most = most
         self._seconds_planned = usable.total_seconds() / 2
         self.seconds_each = min(ASSUMED_SECONDS, self._seconds_planned)
         self._is_measured = False
@@ -138,9 +140,10 @@ class CallbackPace:
     @property
     def max_entries(self) -> int:
         """How many such entries may be claimed in all: at least two for each running callback, so that none waits for a claim."""
-        if self.seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
-            return UNLIMITED
-        return max(2 * self._at_once, int(self._at_once * self._seconds_planned / self.seconds_each))
+        most = self._most
+        if self.seconds_each * most > self._at_once * self._seconds_planned:
+            most = int(self._at_once * self._seconds_planned / self.seconds_each)
+        return max(2 * self._at_once, most)
 
     def measure(self, seconds: float) -> None:
         """Note the duration of a callback; 0 for an entry that ended without one."""
@@ -237,21 +240,23 @@ class Destinations:
         """How many more entries whose end is stored may be claimed, of all destinations."""
         return MAX_KNOWN - self._known
 
-    def reserve(self, entry: ClaimedEntry) -> None:
-        """Take the permit of an entry that was claimed, or that was sent but is not settled yet."""
+    def reserve(self, entry: ClaimedEntry, *, is_sent: bool = False) -> None:
+        """Take the permit of an entry that was claimed. is_sent: that waits for its callback: then its destination gets no other
+        entry instead, but the other destinations do.
+        """
         if entry.is_known:
             self._known += 1
         else:
             self.of[entry.destination].claimed += 1
-            self._claimed += 1
+            self._claimed += not is_sent
 
-    def release(self, entry: ClaimedEntry) -> None:
-        """Give back the permit of an entry that does not need it any more."""
+    def release(self, entry: ClaimedEntry, *, is_sent: bool = False) -> None:
+        """Give back the permit of an entry that does not need it any more. is_sent: as it was taken."""
         if entry.is_known:
             self._known -= 1
         else:
             self.of[entry.destination].claimed -= 1
-            self._claimed -= 1
+            self._claimed -= not is_sent
 
     def _reserve(self, name: str, permits: int, *, in_all: int) -> None:
         """in_all: how many of them count for the total. A claim may ask for more entries than it can bring."""
@@ -423,7 +428,9 @@ def destinations_for(
         permits=settings.concurrency,
         permits_in_all=settings.max_in_flight,
         permits_of=settings.concurrency_of,
-        pace=CallbackPace(settings.callback_concurrency, settings.usable),
+        pace=CallbackPace(
+            settings.callback_concurrency, settings.usable, 2 * settings.max_in_flight
+        ),  # half are of one
         called_back=called_back,
         can_wait=can_wait,
         max_ahead=int(settings.max_in_flight * MAX_AHEAD_SHARE),

@@ -133,8 +133,8 @@ class OutcomeCollector:
         if self._has_callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
-                # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
-                self._destinations.reserve(entry)
+                # Keep its destination's permit: otherwise outcomes would pile up before slow callbacks, and their leases expire.
+                self._destinations.reserve(entry, is_sent=True)
                 self._destinations.reserve_callbacks(entry.destination)
                 self.with_callbacks.start(entry, change, calls, trace_context)
                 return
@@ -156,11 +156,11 @@ class OutcomeCollector:
         elif result.instead is not None:
             self._settle_in_batch(entry, result.instead)
         self.settled_with_callbacks += result.settled
-        self._free_permit(entry)
+        self._free_permit(entry, is_sent=True)
         self._scheduler.begin_round()  # the callback may have enqueued entries, and `pace` may allow more claims
 
-    def _free_permit(self, entry: ClaimedEntry) -> None:
-        self._destinations.release(entry)
+    def _free_permit(self, entry: ClaimedEntry, *, is_sent: bool = False) -> None:
+        self._destinations.release(entry, is_sent=is_sent)
         if self._has_callbacks and self._callbacks.may_call(entry):
             self._destinations.release_callbacks(entry.destination)
         self.news.set()

@@ -100,6 +100,32 @@ def test_nothing_is_claimed_that_callbacks_cannot_settle_in_time(postgresql: Dat
     assert len(shop.seen) == len(adapter.deliveries) == 90
 
 
+def test_a_destination_without_callbacks_does_not_wait_for_those_of_others(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put(postgresql, ob, count=20)
+    shop, gate, adapter = Shop(postgresql, ob, is_async=False), Gate(), MemoryAdapter()
+    shop.on_settled(gate)
+    working = shop.dispatcher(
+        adapters={"crm": adapter, "mail": MemoryAdapter()},
+        max_in_flight=4,
+        callback_concurrency=1,
+        callback_timeout=timedelta(seconds=50),
+    )
+
+    async def main() -> None:
+        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 30))
+        await until_true(lambda: gate.entered == 1 and len(adapter.deliveries) >= 4)
+        await asyncio.to_thread(put, postgresql, ob, "mail.send", count=10)
+        await until_true(lambda: states(postgresql)["delivered"] == 10, seconds=20)  # before a callback is overdue
+        sent = len(adapter.deliveries)
+        gate.opened.set()
+        await pump
+        assert sent <= 8, "so few wait for a callback that the process needs no more memory"
+
+    asyncio.run(main())
+
+
 class Stuck:
     """A store in which the first callback hangs until `continues` is set."""
 
