@@ -10,7 +10,7 @@ import outbox
 from dispatchers import Operations
 from dispatchers.callbacks import Settlement
 from dispatchers.delivery import NATIVE
-from outbox.keys import Tag, derive_tag
+from outbox.keys import ParentKey, Tag, derive_tag
 from outbox.sql.schema.tables import SCHEMA_VERSION
 from simulation.database import ENV, AppSession, Database, fields_of
 from simulation.invariants import Invariants
@@ -70,7 +70,7 @@ class App:
                 self.world.at(self.rng.random() * 10, self._cancel_slowly, entry.id)
 
     def _entry(self, operation: str, parent: str) -> Entry:
-        return self._written(
+        return self.written(
             Entry(
                 id=UUID(int=self.rng.getrandbits(128)),
                 operation=operation,
@@ -82,7 +82,7 @@ class App:
             )
         )
 
-    def _written(self, blank: Entry) -> Entry:
+    def written(self, blank: Entry) -> Entry:
         return replace(blank, tag=derive_tag(KEYRING, "k1", fields_of(blank)))
 
     def keys(self, id: UUID) -> list[str]:
@@ -144,15 +144,17 @@ class App:
             effects.on_uncertain(name)(ended)
         return effects
 
-    def _receipt(self, caused_by: UUID, parent: str) -> Entry:
+    def _receipt(self, caused_by: UUID, parent: ParentKey) -> Entry:
         """In some runs in the group of what caused it, if that has one."""
         group = self._invariants.entries[caused_by].ordering_key if self.receipts_have_groups else None
-        return self._written(
+        return self.written(
             Entry(
                 id=UUID(int=(caused_by.int + 1) % 2**128),
                 operation="crm.receipt",
                 tag=b"",
-                parent=parent,
+                parent=parent.key,
+                scope=parent.scope,
+                source=parent.source,
                 created_at=self._database.now(),
                 ordering_key=group,
             )

@@ -47,6 +47,11 @@ class Crowd:
         """For how many seconds the server stalls after a claim: what reaches it meanwhile is done at the end."""
         return self._rng.choice(STALLS) if self._stalls_often and self._rng.random() < 0.5 else 0.0
 
+    @property
+    def has_budgets(self) -> bool:
+        """Whether a dispatcher may claim more than there ever is, of destinations without callbacks."""
+        return bool(self.settings) and min(self.settings["max_in_flight"], self.settings["concurrency"]) >= 100
+
     @contextmanager
     def around(self) -> Iterator[None]:
         """The budgets that are no settings."""

@@ -18,6 +18,7 @@ from dispatchers.transitions import ClaimedEntry, End, Ending, Lease, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER
 from simulation.crowd import Crowd
+from simulation.hints import Hints
 from simulation.invariants import Invariants
 from simulation.reference import ReferenceStore
 from simulation.reference_history import backup, check_identity, restore
@@ -32,12 +33,13 @@ class Database:
     """The server: its store, its clock, its locks.
 
     chaos: the chance that one of two messages of a request is lost. down_until: it refuses everybody until then.
-    crowd: says when it stalls.
+    crowd: says when it stalls. hints: what it notifies; by default nothing.
     """
 
-    def __init__(self, world: World, invariants: Invariants, crowd: Crowd) -> None:
+    def __init__(self, world: World, invariants: Invariants, crowd: Crowd, hints: Hints | None = None) -> None:
         self.world = world
         self._crowd = crowd
+        self.hints = hints or Hints(0, is_crowded=False)
         self._stalled_until = 0.0
         self.invariants = invariants
         self.store = ReferenceStore(self.now)
@@ -92,8 +94,10 @@ class Database:
 
     # --- what is asked of it
 
-    def enqueue(self, *entries: Entry) -> None:
+    def enqueue(self, *entries: Entry, by: Process | None = None) -> None:
+        """by: the process whose callback has enqueued them."""
         self.store.enqueue(*entries)
+        self.hints.committed(entries, by)
         for entry in entries:
             self.invariants.entries.setdefault(entry.id, entry)
 
@@ -130,9 +134,11 @@ class Database:
             for name, news in request.flow_update.news.items():
                 self.invariants.flow.released(name, sum(news.unsent.values()))
             taken, flow_states = self.store.claim_throttled(request, request.flow_update)
+            self.invariants.tenants.check_flow(self.store.flow)
         else:
             taken, flow_states = self.store.claim(request), None
         self.invariants.claimed(taken.claimed, request.lease, process)
+        self.invariants.hints.asked(process, [quota.destination for quota in request.quotas], taken.claimed)
         if taken.claimed and self.world.faulty:
             self._stalled_until = self.world.now + self._crowd.stall()
         return Exchange(settled, taken.claimed, taken.passed_over, flow_states, frozenset(postponed))
@@ -187,14 +193,15 @@ class Transaction:
 class AppSession:
     """What the app's callback writes with."""
 
-    def __init__(self, database: Database, transaction: Transaction, parent: str) -> None:
+    def __init__(self, database: Database, transaction: Transaction, parent: ParentKey, process: Process) -> None:
         self._database = database
+        self._process = process
         self._transaction = transaction
         self._parent = parent
 
-    def enqueue(self, make: Callable[[str], Entry]) -> None:
+    def enqueue(self, make: Callable[[ParentKey], Entry]) -> None:
         entry = make(self._parent)
-        self._transaction.writes.append(lambda: self._database.enqueue(entry))
+        self._transaction.writes.append(lambda: self._database.enqueue(entry, by=self._process))
 
     def add(self, id: UUID, state: str) -> None:
         """The app's own row: that this has ended so."""
@@ -205,7 +212,6 @@ class RemoteStore:
     """One process's way to the database: what a dispatcher is handed."""
 
     takes_async_callbacks = True
-    listener = None  # it hears no hints: whatever it finds, it finds by asking
 
     def __init__(self, database: Database, process: Process) -> None:
         self._database = database
@@ -213,6 +219,7 @@ class RemoteStore:
         self._world = database.world
         self._open: list[Transaction] = []
         self._callbacks: frozenset[str] = frozenset()  # on record, as it has read
+        self.listener = database.hints.listener(process, self._ask)  # None in most runs: asking finds everything
         process.at_death.append(self._die)
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
@@ -262,7 +269,7 @@ class RemoteStore:
         if calls.ended is None:
             return
         stored = self._database.store.entries[entry.id]
-        session = AppSession(self._database, transaction, stored.parent)
+        session = AppSession(self._database, transaction, parent_of(stored), self._process)
         try:
             await calls.ended(session, _settlement(stored, entry, end))
         except Exception as error:
@@ -329,7 +336,18 @@ class RemoteStore:
                 self._world.at(self._delay(), _answer, answer, away() if is_lost else found)
 
             self._world.at(self._delay(), self._database.receive, needs, work, reply)
-        return await answer
+        return await self._watched(answer)
+
+    async def _watched(self, answer: asyncio.Future[Any]) -> Any:
+        """The answer; the invariants hear whether it came in time."""
+        hints, failed = self._database.invariants.hints, True
+        request = hints.requesting(self._process)
+        try:
+            found = await answer
+            failed = False
+        finally:
+            hints.answered(self._process, request, failed=failed)
+        return found
 
     def _delay(self) -> float:
         rng = self._world.rng
@@ -350,7 +368,11 @@ def _answer(answer: asyncio.Future[Any], found: Any) -> None:
 
 
 def fields_of(entry: Entry) -> KeyFields:
-    return key_fields(ENV, ParentKey(entry.parent), entry.operation, "")
+    return key_fields(ENV, parent_of(entry), entry.operation, "")
+
+
+def parent_of(entry: Entry) -> ParentKey:
+    return ParentKey(entry.parent, entry.scope, entry.source)
 
 
 def _settlement(stored: Entry, entry: ClaimedEntry, end: End) -> Settlement:
@@ -358,7 +380,7 @@ def _settlement(stored: Entry, entry: ClaimedEntry, end: End) -> Settlement:
         entry=SettledEntry(
             id=entry.id,
             operation=entry.operation,
-            parent=ParentKey(stored.parent),
+            parent=parent_of(stored),
             discriminator="",
             destination=entry.destination,
             child_key=encode_native(Tag(stored.tag)),

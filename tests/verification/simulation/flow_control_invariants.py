@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dispatchers.flow_control.state import Limits
+from dispatchers.flow_control.state import Limits, service_of
 from dispatchers.transitions import ClaimedEntry
 from simulation.trace import LEASE, Send, Truth
 
@@ -95,6 +95,6 @@ class FlowControlInvariants:
             return
         took = self._truth.world.now - self._truth.instant(entry.leased_at)
         if took < STALE_SECONDS and "the age limit of" in (getattr(change, "reason", None) or ""):
-            oldest = self._truth.declared[entry.destination].max_age.total_seconds()
+            oldest = self._truth.declared[service_of(entry.destination)].max_age.total_seconds()
             is_old = self.age(entry) >= oldest - STALE_SECONDS
             self._truth.require(is_old, entry.id, "given up for its age, which a pause had stopped")

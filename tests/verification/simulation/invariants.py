@@ -12,13 +12,16 @@ from typing import Any
 from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding
+from dispatchers.flow_control.state import service_of
 from dispatchers.store.queue import queue_update
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, RetryCallback, SendAgain, Settle
 from outbox.times import NEVER
 from simulation.flow_control_invariants import FlowControlInvariants
+from simulation.hint_invariants import HintInvariants
 from simulation.ordering_invariants import OrderingInvariants
 from simulation.reference_rows import Row
 from simulation.restore_invariants import RestoreInvariants
+from simulation.tenant_invariants import TenantInvariants
 from simulation.trace import FENCING_DELAY, LEASE, MARGIN, TIMEOUT, Declared, Send, Trace, Truth
 from simulation.world import Process, World
 
@@ -36,6 +39,8 @@ class Invariants(Truth):
         self.groups = OrderingInvariants(self)
         self.flow = FlowControlInvariants(self)
         self.restore = RestoreInvariants(self)
+        self.tenants = TenantInvariants(self)
+        self.hints = HintInvariants(self)
 
     def _now(self) -> float:
         return self.world.now
@@ -79,12 +84,13 @@ class Invariants(Truth):
         self._check_row(entry.id)
         self.groups.settled(entry, change)
         self.flow.settled(entry, change)
+        self.tenants.settled(entry, change)
 
     def settling_without_callback(self, entry: ClaimedEntry, change: Any) -> None:
         """In a batch. No dispatcher can call what none had stored by then."""
         if isinstance(change, Settle | MarkUncertain):
             kind = "on_settled" if isinstance(change, Settle) else "on_uncertain"
-            is_on_record = f"{kind} {entry.destination}" in self.store.callbacks
+            is_on_record = f"{kind} {service_of(entry.destination)}" in self.store.callbacks
             self.require(not is_on_record, entry.id, f"it ended without its {kind}, which is on record")
             self.trace(entry.id).ended_before_its_callback = isinstance(change, Settle)
 
@@ -179,6 +185,7 @@ class Invariants(Truth):
         self._check_lease(send)
         self._check_repetition(send, trace)
         self.groups.sending(send)
+        self.tenants.sending(delivery.id, delivery.key)
         self.flow.sending(send)
         trace.sends.append(send)
         return send
@@ -277,13 +284,14 @@ class Invariants(Truth):
 
     def check_all(self, called_back: Collection[str]) -> None:
         """called_back: the destinations with callbacks."""
+        self.tenants.check_all()
         for id, ended in self.store.settlements.items():
             trace = self.trace(id)
             effects = trace.effects.total()
             is_true = effects > 0 if ended.state == "delivered" else effects == trace.late_effects
             self.require(is_true, id, "its end is false")
             is_reported = not (trace.is_cancelled_by_app or trace.ended_before_its_callback)
-            if self.store.entries[id].destination in called_back and is_reported:
+            if service_of(self.store.entries[id].destination) in called_back and is_reported:
                 said = [word for word in trace.reported if word != "uncertain"]
                 self.require(said == [ended.state], id, f"its end was reported {len(said)} times")
         for id in self.never & self.store.queue.keys():

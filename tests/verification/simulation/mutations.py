@@ -25,9 +25,11 @@ from simulation import scenario
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
 from simulation.mutations_flow_control import FLOW_CONTROL_MUTANTS
+from simulation.mutations_hints import HINT_MUTANTS
 from simulation.mutations_lookup import LOOKUP_GUARDS
 from simulation.mutations_ordering import ORDERING_MUTANTS
 from simulation.mutations_restore import RESTORE_GUARDS
+from simulation.mutations_tenants import TENANT_MUTANTS
 from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
 from simulation.run import BrokenRun, simulate
@@ -208,6 +210,8 @@ GUARDS: dict[str, Patch] = {
     **ORDERING_MUTANTS,
     **FLOW_CONTROL_MUTANTS,
     **RESTORE_GUARDS,
+    **TENANT_MUTANTS,
+    **HINT_MUTANTS,
 }
 
 

@@ -41,6 +41,7 @@ class People:
 
     def cancel(self, id: UUID) -> None:
         _unless_refused(lambda: reference_people.cancel(self.database.store, id, "changed their mind"))
+        self.database.hints.decided()
 
     # --- what is uncertain
 
@@ -61,6 +62,7 @@ class People:
         elif not self.invariants.is_under_way(id):
             verdict: Verdict = "happened" if self.invariants.trace(id).effects.total() > 0 else "did_not_happen"
             _unless_refused(lambda: reference_people.resolve(store, id, verdict, "looked at it"))
+        self.database.hints.decided()
 
     # --- groups
 
@@ -73,6 +75,7 @@ class People:
         if self.world.faulty and ordering_key in self.database.store.blocked_group:
             reference_people.release_group(self.database.store, ordering_key, "informed the customer")
             self.invariants.groups.released(ordering_key)
+            self.database.hints.decided()
 
     # --- a restore
 
@@ -99,6 +102,7 @@ class People:
         with suppress(Refused):
             reference_people.resume(self.database.store, destination)
             self.invariants.flow.resumed(destination)
+            self.database.hints.decided()
 
 
 def _unless_refused(decide: Callable[[], None]) -> None:

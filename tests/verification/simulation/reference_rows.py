@@ -16,7 +16,7 @@ WAITING = ("pending", "retry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What the app asked for; never changed."""
+    """What the app asked for; never changed. apart: its destination, if that is not its operation's first word."""
 
     id: UUID
     operation: str
@@ -27,13 +27,16 @@ class Entry:
     env: str = "test"
     kid: str = "k1"
     parent: str = "order:1"
+    scope: str = ""
+    source: str = "app"
+    apart: str | None = None
     schema_version: int = SCHEMA_VERSION
     created_at: datetime
     ordering_key: str | None = None
 
     @property
     def destination(self) -> str:
-        return self.operation.partition(".")[0]
+        return self.apart or self.operation.partition(".")[0]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class BrokenRun(AssertionError):
 def simulate(seed: int) -> Run:
     """Play one seed to its end. Raises `BrokenRun`."""
     scenario = Scenario(seed)
-    with _quiet(scenario), _uncollected(), _shortened(), scenario.crowd.around():
+    with _quiet(scenario), _uncollected(), _shortened(), scenario.crowd.around(), scenario.hints.around():
         try:
             scenario.play()
         except Exception as problem:

@@ -17,9 +17,12 @@ from dispatchers.time_limits import FOREVER
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.crowd import Crowd
 from simulation.database import START, Database, RemoteStore
+from simulation.hints import Hints
 from simulation.invariants import Invariants
 from simulation.operators import People
 from simulation.services import FREEZES, BatchingAdapter, Service, SimulatedAdapter
+from simulation.tenant_invariants import PATIENCE_SECONDS
+from simulation.tenants import Hub, Tenants
 from simulation.trace import LEASE, MARGIN, Declared, InvariantViolated
 from simulation.verified import violations
 from simulation.world import Process, World
@@ -41,7 +44,8 @@ class Scenario:
         self.rng = self.world.rng
         self.invariants = Invariants(self.world, START)
         self.crowd = Crowd(seed)
-        self.database = Database(self.world, self.invariants, self.crowd)
+        self.hints = Hints(seed, is_crowded=self.crowd.is_here)
+        self.database = Database(self.world, self.invariants, self.crowd, self.hints)
         groups = self.rng.choice([0.0, 0.0, 0.7, 1.0])
         groups = 1.0 if self.crowd.is_ordered else groups
         self.services = self._services(shows=self.rng.random() < (0.7 if groups else 0.4))
@@ -55,13 +59,20 @@ class Scenario:
         sends_in_batches = (
             Random(f"batches {seed}").random() < 0.4
         )  # of its own, so that the other draws stay as they are
-        self._idle = [Service(self.world, self.invariants, declared, 1.0) for declared in self.crowd.declared()]
+        self.tenants = Tenants(seed, is_crowded=self.crowd.is_here)
+        self._others = [Service(self.world, self.invariants, declared, 1.0) for declared in self.crowd.declared()]
+        self._others += [Hub(self.world, self.invariants, declared, self.tenants) for declared in self.tenants.declared]
         self._adapter = BatchingAdapter if sends_in_batches else SimulatedAdapter
         self._quiet_since: float | None = None
 
     def play(self) -> None:
         self.app.begin()
-        self.people.begin(list(self.invariants.declared))
+        self.people.begin([service.declared.name for service in self.services])
+        self.invariants.declared |= {declared.name: declared for declared in self.tenants.declared}
+        self.hints.begin(self.world, self.invariants)
+        self.invariants.hints.has_budgets = self.crowd.has_budgets
+        self.invariants.hints.called_back = [*CALLED_BACK, *self.tenants.called_back]
+        self.tenants.begin(self.app, self.database, self.invariants)
         self._misfortunes()
         for number in range(self.rng.choice([1, 2, 2, 3])):
             comes_late = self.is_of_two_deploys and not self.has_restore_due and self.rng.random() < 0.5
@@ -79,7 +90,7 @@ class Scenario:
     def _nothing_is_left(self) -> bool:
         """Whether no fault that may come can do anything any more, and has not for a while: it is not worth waiting for."""
         waiting = self.database.store.queue.keys() - self.invariants.never
-        if self.app.to_come or waiting or self.has_restore_due or self._anything_under_way():
+        if self.app.to_come or self.tenants.to_come or waiting or self.has_restore_due or self._anything_under_way():
             self._quiet_since = None
             return False
         if self._quiet_since is None:
@@ -95,7 +106,7 @@ class Scenario:
         return is_frozen or any(self.invariants.is_under_way(id) for id in self.invariants.traces)
 
     def _check(self) -> None:
-        self.invariants.check_all(CALLED_BACK)
+        self.invariants.check_all([*CALLED_BACK, *self.tenants.called_back])
         self._check_processes()
         if found := violations(self.database.store):
             raise InvariantViolated(f"outbox verify: {found[0]}")
@@ -171,12 +182,12 @@ class Scenario:
         pinned = self._pinned(number)
         dispatcher = DispatcherWork(
             outbox=OUTBOX,
-            include=[self.app.callbacks([*self._called_back(number), *self.crowd.idle])],
+            include=[self.app.callbacks([*self._called_back(number), *self.crowd.idle, *self.tenants.called_back])],
             adapters={
                 service.declared.name: self._adapter(service, self.app.keys, self.app.poison, pinned=pinned)
                 for service in self._serves(number)
             },
-            limits=self.limits,
+            limits=self.limits | self.tenants.limits,
             lease=LEASE,
             margin=MARGIN,
             poll=timedelta(seconds=2),
@@ -184,6 +195,8 @@ class Scenario:
             **self.crowd.settings,
             simulation=Simulation(store=store, clock=process.time, rng=Random(self.rng.getrandbits(64))),
         )
+        self.invariants.hints.serves[process] = {service.declared.name for service in self._serves(number)}
+        self.invariants.hints.is_stopping[process] = stopping.is_set
         process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
         with suppress(sa.exc.OperationalError):  # the grace was over before the database was back
             if self.rng.random() < 0.15:
@@ -217,7 +230,7 @@ class Scenario:
 
     def _serves(self, number: int) -> list[Service]:
         """In some runs the second process is of a deploy without some of the adapters."""
-        return self._idle + (self.services[:-2] if self.is_mixed and number == 1 else self.services)
+        return self._others + (self.services[:-2] if self.is_mixed and number == 1 else self.services)
 
     def _pinned(self, number: int) -> str:
         """In some runs the second process is of a deploy that sends in another form."""
@@ -257,6 +270,9 @@ class Scenario:
             service.chaos = 0.0
         for process in self.world.processes:
             process.dies_after = process.freezes_after = None
+        if self.tenants.is_here:
+            refused = self.tenants.still_refused(self.world.now)
+            self.world.at(PATIENCE_SECONDS, self.invariants.tenants.check_none_starves, refused)
 
 
 def _deaths(process: Process) -> Iterator[str]:

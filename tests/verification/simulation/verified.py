@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from dispatchers.admin.check.verify import verify
-from outbox.keys import ParentKey, parent_id
+from outbox.keys import parent_id
 from simulation.app import OUTBOX
-from simulation.database import ENV
+from simulation.database import ENV, parent_of
 from simulation.reference_history import is_suspended
 from simulation.reference_rows import Entry, Tables
 
@@ -73,5 +73,4 @@ def _as_row(table: sa.Table, kept: Any, **given: Any) -> dict[str, Any]:
 
 
 def _of_key(entry: Entry) -> dict[str, Any]:
-    parent = parent_id(ENV, ParentKey(entry.parent))
-    return {"scope": "", "source": "", "discriminator": "", "parent_id": parent, "due_at": entry.created_at}
+    return {"discriminator": "", "parent_id": parent_id(ENV, parent_of(entry)), "due_at": entry.created_at}

@@ -210,6 +210,8 @@ class Process(asyncio.AbstractEventLoop):
         self.world.soon(handle)
         return handle
 
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
+
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:  # type: ignore[override]
         handle = Handle(self, callback, args, context, when)
         self.world.schedule(max(self.world.now, (when - self._start) / self._rate), handle)
