@@ -21,7 +21,7 @@ from simulation.hints import Hints
 from simulation.invariants import Invariants
 from simulation.operators import People
 from simulation.services import FREEZES, BatchingAdapter, Service, SimulatedAdapter
-from simulation.tenant_invariants import PATIENCE_SECONDS
+from simulation.tenant_invariants import STARVED_SECONDS
 from simulation.tenants import Hub, Tenants
 from simulation.trace import LEASE, MARGIN, Declared, InvariantViolated
 from simulation.verified import violations
@@ -272,7 +272,7 @@ class Scenario:
             process.dies_after = process.freezes_after = None
         if self.tenants.is_here:
             refused = self.tenants.still_refused(self.world.now)
-            self.world.at(PATIENCE_SECONDS, self.invariants.tenants.check_none_starves, refused)
+            self.world.at(STARVED_SECONDS, self.invariants.tenants.check_none_starves, refused)
 
 
 def _deaths(process: Process) -> Iterator[str]:

@@ -11,7 +11,7 @@ from simulation.trace import Truth
 
 HUB = "hub"
 REFUSAL = "the account is refused"
-PATIENCE_SECONDS = 90.0  # the longest freeze, a lease, and the rounds of claims after them
+STARVED_SECONDS = 90.0  # the longest freeze, a lease, and the rounds of claims after them
 
 
 class TenantInvariants:
@@ -40,7 +40,7 @@ class TenantInvariants:
         self._refused.add(account)
 
     def settled(self, entry: ClaimedEntry, change: Any) -> None:
-        """Whoever puts a refusal on record reports it with that, or before."""
+        """The process that puts a refusal on record reports it with that, or before."""
         is_own = entry.destination.startswith(f"{HUB}:")
         if is_own and isinstance(change, Retry) and change.reason == REFUSAL:
             self._must_have_waited[entry.destination] = entry.id
