@@ -336,7 +336,7 @@ class RemoteStore:
                 self._world.at(self._delay(), _answer, answer, away() if is_lost else found)
 
             self._world.at(self._delay(), self._database.receive, needs, work, reply)
-        return await self._watched(answer)
+        return await (answer if self.listener is None else self._watched(answer))
 
     async def _watched(self, answer: asyncio.Future[Any]) -> Any:
         """The answer; the invariants hear whether it came in time."""
