@@ -112,7 +112,9 @@ def test_a_soak_names_memory_that_grows_after_the_warm_up() -> None:
     growing = [(hour / 10, 100.0 + hour) for hour in range(30)]
 
     assert list(soak.memory_faults({"app": warm}, 1.0)) == []
-    assert list(soak.memory_faults({"app": growing}, 1.0)) == ["the memory of the app grows by more than 0.1 MB an hour"]
+    assert list(soak.memory_faults({"app": growing}, 1.0)) == [
+        "the memory of the app grows by more than 0.1 MB an hour"
+    ]
 
 
 def test_a_soak_of_few_orders_judges_no_memory() -> None:

@@ -20,9 +20,21 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """A text such as `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`."""
-        values = " or ".join(f"{json.dumps(value)} ({some_of(names)})" for value, names in self.values)
+        """A text such as `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`. Of lists: what some of them have, and others have not."""
+        shown = _own_members([value for value, _ in self.values]) or [json.dumps(value) for value, _ in self.values]
+        texts = [f"{value} ({some_of(names)})" for value, (_, names) in zip(shown, self.values, strict=True)]
+        more = len(texts) - MAX_NAMED
+        values = " or ".join(texts[:MAX_NAMED]) + (f" or {more} other values" if more > 0 else "")
         return f"{self.setting}: {values}"
+
+
+def _own_members(values: Sequence[Any]) -> list[str] | None:
+    """Of each list what not all of them have; None if these are no lists of different members."""
+    if not all(isinstance(value, list) for value in values):
+        return None
+    common = set.intersection(*map(set, values))
+    own = [sorted(set(value) - common) for value in values]
+    return [f"with {some_of(each)}" if each else "without" for each in own] if any(own) else None
 
 
 def some_of(names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Why entries of a destination that are due are not claimed. Pure."""
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,7 +56,7 @@ def why_waiting(
         serving = [each for each in serving if not _callbacks(each).isdisjoint(callbacks)]
     if are_sent and row is not None and row.max_permits is not None and permits_taken >= row.max_permits:
         return f"all {row.max_permits} permits of total_concurrency are in use"
-    if are_sent and row is not None and row.rate_at is not None and row.rate_at > now:
+    if are_sent and row is not None and _has_no_rate_left(row, now, name, serving):
         return f"its rate of {row.rate_per_second:g}/s is used up"
     settings = _BUDGETS.keys() if are_sent else ("callback_concurrency",)
     budgets = {each.name: list(_used_up(each, name, settings)) for each in serving}
@@ -66,6 +67,19 @@ def why_waiting(
         for text in texts:
             by_text.setdefault(text, []).append(dispatcher)
     return "; ".join(f"{text} ({some_of(names)})" for text, names in by_text.items())
+
+
+def _has_no_rate_left(row: Any, now: datetime, name: str, serving: Sequence[DispatcherSeen]) -> bool:
+    """Whether a claim must wait for the rate: a burst of it may be used ahead of time."""
+    if row.rate_at is None or row.rate_per_second is None:
+        return False
+    bursts = [_burst(each.settings.get("limits", {}), name) for each in serving]
+    burst = max(filter(None, bursts), default=max(1, math.floor(row.rate_per_second)))
+    return bool((row.rate_at - now).total_seconds() * row.rate_per_second > burst - 1)
+
+
+def _burst(limits: Mapping[str, Mapping[str, Any]], name: str) -> int | None:
+    return (limits.get(name) or limits.get(service_of(name)) or {}).get("burst")
 
 
 def _serves(dispatcher: DispatcherSeen, name: str, operations: Collection[str]) -> bool:

@@ -29,7 +29,12 @@ SOON = NOW + timedelta(seconds=3)
 
 
 def seen(
-    name: str = "web-1", *, operations: tuple[str, ...] = ("crm.do",), is_live: bool = True, **used_up: Any
+    name: str = "web-1",
+    *,
+    operations: tuple[str, ...] = ("crm.do",),
+    is_live: bool = True,
+    limits: Mapping[str, Any] | None = None,
+    **used_up: Any,
 ) -> DispatcherSeen:
     return DispatcherSeen(
         host=name,
@@ -41,7 +46,7 @@ def seen(
         in_flight=0,
         settings_digest="",
         operations=list(operations),
-        settings={"callback_concurrency": 4, "max_in_flight": 1000},
+        settings={"callback_concurrency": 4, "max_in_flight": 1000, "limits": limits or {}},
         used_up=used_up,
     )
 
@@ -62,6 +67,10 @@ CASES: list[tuple[list[DispatcherSeen], Any, str | None, str | None]] = [
     ([seen()], row(max_permits=4), None, None),
     ([seen()], row(rate_at=SOON, rate_per_second=0.5), None, "its rate of 0.5/s is used up"),
     ([seen()], row(rate_at=NOW, rate_per_second=0.5), None, None),
+    ([seen()], row(rate_at=SOON, rate_per_second=4.0), None, "its rate of 4/s is used up"),  # 12 of a burst of 4
+    ([seen()], row(rate_at=NOW + timedelta(seconds=0.5), rate_per_second=4.0), None, None),  # 2 of 4
+    ([seen(limits={"crm": {"burst": 20}})], row(rate_at=SOON, rate_per_second=4.0), None, None),
+    ([seen(limits={"crm": {"burst": 12}})], row(rate_at=SOON, rate_per_second=4.0), None, "its rate of 4/s is used up"),
     ([seen(concurrency=["crm"])], None, None, "its concurrency is used up (web-1:7)"),
     ([seen(concurrency=["mail"])], None, None, None),
     ([seen(fleet=["crm"])], None, None, "the limits that all databases of the fleet share are used up (web-1:7)"),

@@ -255,6 +255,21 @@ def test_an_adapter_that_two_declare_differently_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "text"),
+    [
+        (["a", "b"], ["b"], "callbacks: with a (web:1) or without (web:2)"),
+        (["a", "b"], ["b", "c"], "callbacks: with a (web:1) or with c (web:2)"),
+        ([str(n) for n in range(30)], [], "callbacks: with 0, 1, 10 and 27 more (web:1) or without (web:2)"),
+        (["a", "b"], ["b", "a"], 'callbacks: ["a", "b"] (web:1) or ["b", "a"] (web:2)'),
+    ],
+)
+def test_of_two_lists_the_text_has_what_differs(ours: list[str], theirs: list[str], text: str) -> None:
+    (found,) = differences([seen(1, callbacks=ours), seen(2, callbacks=theirs)])
+
+    assert found.text == text
+
+
+@pytest.mark.parametrize(
     ("operation", "served"), [("crm", True), ("crm.upsert", True), ("crmx", False), ("mail", False)]
 )
 def test_an_operation_is_served_by_a_live_dispatcher_with_a_prefix_of_it(operation: str, served: bool) -> None:
@@ -361,6 +376,7 @@ def test_a_thousand_dispatchers_are_compared_at_once() -> None:
     (found,) = differences(fleet)
 
     assert (found.setting, len(found.values)) == ("lease", 1000)
+    assert len(found.text) < 200
     assert is_served("crm.upsert", fleet)
 
 
