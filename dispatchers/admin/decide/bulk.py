@@ -37,6 +37,7 @@ from dispatchers.admin.read.entry_filter import (
     check_filter,
     entry_conditions,
     narrowed,
+    require_plain,
     row_conditions,
 )
 from dispatchers.store.records.identity import is_suspended
@@ -140,6 +141,7 @@ def preview(
     database's.
     """
     check_filter(connection, tables, wanted)
+    require_plain(connection, tables, wanted)
     if wanted.is_ended != (decision.action == "again"):
         others = f"are not those that `{decision.action}` is about, such as {', '.join(STATES[decision.action])}"
         raise InvalidValue("states", list(wanted.states), others)

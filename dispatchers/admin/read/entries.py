@@ -4,7 +4,7 @@ Every function takes a Connection and reads in its current transaction. None ret
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,8 +12,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, and_, case, func, null, select
 
 from dispatchers.admin.read.dispatchers import search_of
-from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of
+from dispatchers.admin.read.entry_filter import Filter, ParentWanted, check_filter, instant_of, require_plain
 from dispatchers.admin.read.entry_pages import read_places
+from dispatchers.admin.read.payload_filter import MemberOrSealed
 from dispatchers.admin.read.plain_values import Place, shown_json
 from dispatchers.errors import EntryNotFound
 from dispatchers.store.records.heartbeats import read_dispatchers
@@ -94,14 +95,16 @@ def list_entries(
     On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is; those without a
     due time it reads all, where it comes to them. A filter reads on until the page is full, in the worst case the whole queue.
     max_rows: so many rows are compared with it at most: the page may then be short, or empty, and not the last.
-    Raises `InvalidValue` for a filter that is not possible here.
+    Raises `InvalidValue` for a filter that is not possible here, and for payloads where the page has an encrypted one.
     """
     check_filter(connection, tables, wanted)
     now = database_now(connection)
+    compared = replace(wanted, payload=[MemberOrSealed(*member) for member in wanted.payload])
     places, following = read_places(
-        connection, tables, wanted, now, max_entries=max_entries, after=after, max_rows=max_rows
+        connection, tables, compared, now, max_entries=max_entries, after=after, max_rows=max_rows
     )
     listed = [place.id for place in places]
+    require_plain(connection, tables, wanted, listed)
     entries = {entry.id: entry for entry in read_entries_where(connection, tables, tables.entry.c.id.in_(listed))}
     return Page(
         at=now,

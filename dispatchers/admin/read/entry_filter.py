@@ -110,15 +110,18 @@ def check_filter(connection: Connection, tables: Tables, wanted: Filter) -> None
             "cannot be searched by this role, which may not read payloads: use the dispatcher's role, or the operator's"
         )
         raise InvalidValue("payload", ", ".join(map(str, wanted.payload)), rule)
-    if wanted.payload:
-        _require_plain(connection, tables, wanted)
 
 
-def _require_plain(connection: Connection, tables: Tables, wanted: Filter) -> None:
-    """Raise if the rest of the filter selects an encrypted entry: without its payload an answer would be wrong."""
+def require_plain(connection: Connection, tables: Tables, wanted: Filter, among: Sequence[UUID] | None = None) -> None:
+    """Raise `InvalidValue` if the filter compares payloads, and the rest of it selects an encrypted entry: without its payload an
+    answer would be wrong. Reads every entry that the rest selects. among: only these entries, whatever the rest says.
+    """
+    if not wanted.payload:
+        return
     entry = tables.entry
     others = select_ids(tables, replace(wanted, payload=()), database_now(connection)).subquery()
-    sealed = select(entry.c.id).where(entry.c.id.in_(select(others)), entry.c.schema_version == ENCRYPTED_VERSION)
+    of_these = entry.c.id.in_(select(others) if among is None else among)
+    sealed = select(entry.c.id).where(of_these, entry.c.schema_version == ENCRYPTED_VERSION)
     if connection.execute(sealed.limit(1)).first() is not None:
         rule = "cannot be searched, because payloads among these entries are encrypted: select them without --payload"
         raise InvalidValue("payload", ", ".join(map(str, wanted.payload)), rule)

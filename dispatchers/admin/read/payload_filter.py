@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Text
+from sqlalchemy import ColumnElement, Text, or_
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import InvalidValue
 from outbox.sql.schema.rendering import renders
-from outbox.sql.schema.tables import Tables
+from outbox.sql.schema.tables import ENCRYPTED_VERSION, Tables
 
 MAX_CHARS = 1000  # of a path, and of a value
 UNQUOTABLE = '"\\'
@@ -45,6 +45,13 @@ class Member(NamedTuple):
     def condition(self, tables: Tables) -> ColumnElement[bool]:
         """The condition that the entry's payload has this member with this value."""
         return _MemberText(tables.entry.c.payload, self.path) == self.value
+
+
+class MemberOrSealed(Member):
+    """A member that an encrypted payload may have: a list finds these entries too, and does not leave them out silently."""
+
+    def condition(self, tables: Tables) -> ColumnElement[bool]:
+        return or_(super().condition(tables), tables.entry.c.schema_version == ENCRYPTED_VERSION)
 
 
 @renders(lambda dialect: dialect.json_member)

@@ -25,6 +25,7 @@ from dispatchers.admin.read.entry_filter import (
     Filter,
     check_filter,
     instant_of,
+    require_plain,
     select_ids,
 )
 from dispatchers.admin.read.plain_values import ids_text, instant
@@ -235,6 +236,7 @@ def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
     with deciding.engine.connect() as connection:
         wanted, decision = _about(deciding, connection, form, form.decision, form.reason)
         check_filter(connection, deciding.tables, wanted)
+        require_plain(connection, deciding.tables, wanted, entries)
         now = database_now(connection)
     at = now if form.counted_at is None else instant_of(form.counted_at, now)
     previewed = Preview(at=at, sentence="", wanted=wanted, ids=entries, left_alone={})

@@ -209,6 +209,22 @@ def test_a_filter_reads_what_has_ended_once(postgresql: Database, ob: outbox.Out
         assert connection.execute(scans).scalar_one() - before < 10  # one of each part, and not one of each row
 
 
+def test_a_search_in_payloads_reads_no_more_than_its_bound(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=200)
+    run_once(postgresql, ob, adapters={"crm": MemoryAdapter()})
+    rows = sa.text("SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'outbox_entry'")
+    wanted = Filter(states=ENDED_STATES, payload=[Member("amount", "1")])
+
+    with postgresql.engine.begin() as connection:
+        before = connection.execute(rows).scalar_one()
+        page = list_entries(connection, TABLES, wanted, max_entries=5, max_rows=20)
+        read = connection.execute(rows).scalar_one() - before
+
+    assert page.entries == []
+    assert page.next is not None
+    assert read <= 20
+
+
 @pytest.mark.parametrize("states", [["uncertain", "failed"], [], ["lost"]])
 def test_a_filter_has_states_of_one_kind(database: Database, states: list[str]) -> None:
     with pytest.raises(InvalidValue, match="must be some of"):
