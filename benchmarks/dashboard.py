@@ -24,7 +24,7 @@ from dispatchers.dashboard import Dashboard, Identity
 from dispatchers.dashboard.pages import VIEWS
 
 PART = "dashboard"
-ENTRIES, ENTRIES_FULL = 250_000, 5_000_000
+ENTRIES, ENTRIES_FULL = 250_000, 15_000_000
 REQUESTS = 40  # of each page
 WARM_UPS = 2
 REFRESH_SECONDS = 5.0  # as an open page does: static/dashboard.js
