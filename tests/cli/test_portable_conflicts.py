@@ -154,7 +154,7 @@ def test_a_command_that_only_reads_is_repeated_after_a_conflict(portable: Databa
             earlier.execute(sa.update(TABLES.queue).values(due_at=clock()))
             earlier.commit()
 
-        with before_statement("SELECT outbox_queue", commit_earlier) as failed:
+        with before_statement("SELECT scanned", commit_earlier) as failed:
             printed = succeeded("list", database=portable)
 
     assert len(failed) == 1

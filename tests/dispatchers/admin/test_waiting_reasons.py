@@ -157,9 +157,7 @@ def test_slow_callbacks_are_named_by_the_commands_and_the_dashboard(postgresql: 
     asyncio.run(main())
 
 
-def test_callbacks_are_named_for_entries_that_are_cancelled_while_sends_are_paused(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_callbacks_are_named_for_entries_cancelled_during_a_pause(postgresql: Database, ob: outbox.Outbox) -> None:
     effects, gate = Operations(), Gate()
     effects.operation("bank.do")(lambda delivery: Delivered())
     effects.on_settled("bank.do")(gate)
