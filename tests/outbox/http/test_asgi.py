@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,15 @@ class KeepingWire(Wire):
         self.scope = scope
 
 
-@pytest.mark.parametrize("kind", ["first", "replayed", "refused"])
+is_old_starlette = (
+    int(version("starlette").partition(".")[0]) < 1
+)  # its handler of exceptions keeps the request by itself
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["first", "replayed", pytest.param("refused", marks=pytest.mark.skipif(is_old_starlette, reason="Starlette 0"))],
+)
 def test_a_request_leaves_nothing_for_the_garbage_collector(shop: Shop, kind: str) -> None:
     idempotency = idempotency_of(shop)
 
