@@ -79,7 +79,11 @@ def place_orders(run: Run, engine: sa.Engine, app: int, numbers: range) -> None:
                 with Session(engine) as session, session.begin():
                     entry = {"parent": f"order:{number}", "ordering_key": group, "if_exists": "ignore"}
                     OB.enqueue(session, "crm.upsert", {"number": number}, **entry)  # type: ignore[arg-type]
-            except (sa.exc.DBAPIError, outbox.NoTransaction) as error:
+            except (
+                sa.exc.DBAPIError,
+                pymysql.Error,
+                outbox.NoTransaction,
+            ) as error:  # the driver's own: the pool's reset failed
                 is_conflict = getattr(getattr(error, "orig", None), "args", (0,))[:1] == (1213,)
                 run.conflicts += is_conflict
                 run.unknown += not is_conflict

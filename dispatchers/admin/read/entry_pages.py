@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, FromClause, Select, func, literal, select, true, union_all
 
-from dispatchers.admin.read.entry_filter import Filter, compared_columns, instant_of, narrowed
+from dispatchers.admin.read.entry_filter import Filter, compared_columns, entry_conditions, instant_of, narrowed
 from dispatchers.admin.read.keyset import following
 from dispatchers.admin.read.plain_values import Place
 from dispatchers.store.records.queries import destination_names
@@ -56,6 +56,10 @@ def read_places(
     if not (wanted.is_ended or _are_uncertain(wanted)):
         return _read_waiting(connection, tables, wanted, now, max_entries, after, max_rows)
     columns = _with_columns(tables, wanted)
+    if _are_uncertain(wanted) and entry_conditions(tables, wanted, now):
+        max_rows = max(
+            max_rows // 2, 1
+        )  # each costs two reads, its own and that of its entry: these rows lie far apart
 
     def scan(after: Place[UUID] | None, limit: int) -> Rows:
         return ordered(connection, tables, wanted, now, columns, after=after, limit=limit)

@@ -73,7 +73,7 @@ def free_stuck(connection: Connection, tables: Tables, ids: Sequence[UUID]) -> l
 
 
 @lru_cache(MAX_STATEMENTS)
-def _checks(tables: Tables) -> Select[Any]:
+def _checks(tables: Tables) -> Select[*tuple[Any, ...]]:
     """The places of the entries `ids`, and whether each is stuck."""
     queue, blocked = tables.queue, tables.blocked_group
     has_block = exists().where(blocked.c.ordering_key == queue.c.ordering_key)
