@@ -58,6 +58,10 @@ class Ledger(Adapter):
         return Delivered({"number": number}, replayed=is_repeated)
 
 
+LOST = (sa.exc.DBAPIError, pymysql.Error, outbox.NoTransaction)
+"""What a lost node raises in an app. PyMySQL's own: when SQLAlchemy resets the connection that it takes back."""
+
+
 @dataclass
 class Run:
     """One run. conflicts: the commits of apps that were refused. unknown: those whose result the app did not learn."""
@@ -79,11 +83,7 @@ def place_orders(run: Run, engine: sa.Engine, app: int, numbers: range) -> None:
                 with Session(engine) as session, session.begin():
                     entry = {"parent": f"order:{number}", "ordering_key": group, "if_exists": "ignore"}
                     OB.enqueue(session, "crm.upsert", {"number": number}, **entry)  # type: ignore[arg-type]
-            except (
-                sa.exc.DBAPIError,
-                pymysql.Error,
-                outbox.NoTransaction,
-            ) as error:  # the driver's own: the pool's reset failed
+            except LOST as error:
                 is_conflict = getattr(getattr(error, "orig", None), "args", (0,))[:1] == (1213,)
                 run.conflicts += is_conflict
                 run.unknown += not is_conflict
